@@ -274,7 +274,7 @@ def test_spiders_and_birds_files_are_tasks(
 def test_the_commands_of_the_readme_make_such_data(tutorial: Import, tmp_path: Path) -> None:
     options = ["--model", f"{HERE / 'sql_writer.py'}:reply", "--strategy", "same-style", "--cells",
                "family=city_stars,oldest,best_paid", *EVAL, "--verify", f"judge:{HERE / 'sql_judge.py'}:right:5",
-               "--validation", "0", "--with", "min_new_forms=0", "--yes"]  # fmt: skip
+               "--validation", "0", "--yes"]  # fmt: skip
     command = [
         "dataset",
         "expand",

@@ -73,11 +73,12 @@ IDLE = {
     "task_reader.data_generation.document_reader.cache_enabled": (
         "documents are read again in each run"
     ),
-    "task_reader.data_generation.deduplication_filter.params.db_path": (
-        "embeddings are not stored between runs"
-    ),
-    "task_reader.data_generation.deduplication_filter.params.api_key": (
-        "the key comes from OPENAI_API_KEY"
+    **dict.fromkeys(
+        (
+            f"task_reader.data_generation.deduplication_filter.params.{name}"
+            for name in ("db_path", "model", "api_key", "base_url")
+        ),
+        "tasks are compared by their characters; `ajet dataset dedup --embed` compares meanings",
     ),
     "task_judge.rubrics_auto_grader.sampling_mode": (
         "the first num_reference_samples examples are used"

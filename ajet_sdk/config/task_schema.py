@@ -78,16 +78,9 @@ class DeduplicationParams(Section):
         0.8, "Similarity above which two queries count as duplicates.", ge=0, le=1
     )
     db_path: str = key("./.similarity_db", "Where embeddings are stored.")
-    model: str = key(
-        "text-embedding-v4",
-        "Embedding model, to compare queries by meaning; used if `base_url` is set.",
-    )
-    api_key: str | None = key(
-        None, "Its API key; leave it null and set the environment variable instead."
-    )
-    base_url: str | None = key(
-        None, "Its endpoint; null: queries are compared by their characters only."
-    )
+    model: str = key("text-embedding-v4", "Embedding model.")
+    api_key: str | None = key(None, "Its API key.")
+    base_url: str | None = key(None, "Its endpoint.")
 
 
 class DeduplicationFilter(Section):
@@ -113,10 +106,8 @@ class DataGeneration(Section):
         "How answers are verified, as in `ajet dataset expand --verify`; default for documents:"
         " llm.",
     )
-    verify_model: list[str] = key(
-        [],
-        "Models that verify instead of the writer: NAME@URL, or PART=NAME@URL for one part of"
-        " `verify`.",
+    verify_model: str | None = key(
+        None, "Model that verifies instead of the writer, as in `--verify-model`: NAME@URL."
     )
     unfenced: bool = key(
         False,

@@ -160,7 +160,7 @@ class Budget:
             )
         if price is not None:
             self.spent.cost = self.spent.cost or 0.0
-        return Budget(price=price, whole=self)
+        return Budget(price=price, whole=self.whole or self)
 
     @property
     def cost(self) -> float | None:

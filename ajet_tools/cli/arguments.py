@@ -19,7 +19,7 @@ from ajet_sdk.config.judge_kinds import KINDS, judge_forms
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
 from ajet_sdk.types import Json
-from ajet_tools.cli.model_name import ModelName
+from ajet_tools.text.model_name import ModelName
 
 _FILES = "task_reader.jsonl_dataset_file"
 JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."

@@ -24,9 +24,9 @@ from ajet_tools.cli.arguments import (
     Tasks,
     split_arguments,
 )
-from ajet_tools.cli.model_name import ModelName
 from ajet_tools.cli.options import pick
 from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.text.model_name import ModelName
 from ajet_tools.tuning import Reflect, tune
 
 

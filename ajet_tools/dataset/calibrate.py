@@ -6,9 +6,9 @@
 counts as unsolved. If infrastructure or the judge spoils an attempt, the row is not measured and is
 set apart with the reason.
 
-Measurements of trials (`ajet dataset expand --for`) are appended to a file, and nothing is measured
-twice under the same conditions: model, agent, judge, sampling and limits, number of attempts. The
-key is a hash of these and the task's content. Agent and judge are hashed by the text of their file
+Measurements of trials (`ajet dataset expand --for`) are stored, and nothing is measured twice under
+the same conditions: model, agent, judge, sampling and limits, number of attempts. The key is a hash
+of these and the task's content. Agent and judge are hashed by the text of their file
 (not of its imports), a local model by its files' names, sizes and times, an endpoint by its URL and
 model name.
 """
@@ -18,16 +18,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.config import Config
-from ajet_sdk.errors import AjetError, ConfigError, TaskError
+from ajet_sdk.engines.reply_cache import ReplyCache
+from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.tasks.task_rows import to_task
@@ -97,63 +97,25 @@ def _digest(value: object) -> str:
 
 
 class Measurements:
-    """The measurements of a file, by key; without a file, they are kept in memory.
+    """The measurements of trials, in a reply cache: nothing is measured twice under the same
+    conditions."""
 
-    Each is flushed at once. A truncated last line is ignored. Lines under other conditions stay for
-    later use.
-    """
+    PREFIX = "measured "
 
-    def __init__(self, path: Path | None, held_under: str) -> None:
-        self.path, self.held_under = path, held_under
-        self._known: dict[str, Measurement] = (
-            dict(_read(path)) if path is not None and path.exists() else {}
-        )
+    def __init__(self, cache: ReplyCache, held_under: str) -> None:
+        self.held_under = held_under
+        self._cache = cache
 
-    def key(self, task: Task) -> str:
-        """Returns the key of a task under these conditions."""
-        return _digest([self.held_under, content_key(task)])
+    def _key(self, task: Task) -> str:
+        return self.PREFIX + _digest([self.held_under, content_key(task)])
 
-    def get(self, key: str) -> Measurement | None:
-        return self._known.get(key)
+    def get(self, task: Task) -> Measurement | None:
+        texts = self._cache.get(self._key(task))
+        return Measurement(**json.loads(texts[0])) if isinstance(texts, list) else None
 
-    def put(self, key: str, task: Task, measured: Measurement) -> None:
-        """Stores a measurement. Raises TaskError if the file cannot be written."""
-        self._known[key] = measured
-        if self.path is None:
-            return
-        line = json.dumps(
-            {"key": key, "task_id": task.task_id, **asdict(measured)}, ensure_ascii=True
-        )
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a+b") as file:
-                start = b""
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    start = b"" if file.read(1) == b"\n" else b"\n"
-                file.write(start + line.encode() + b"\n")
-        except OSError as error:
-            raise TaskError(f"cannot write {self.path}: {error.strerror or error}") from error
-
-
-def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise TaskError(f"cannot read {path}: {error.strerror or error}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            values = json.loads(line)
-            measured = Measurement(
-                int(values["solved"]), int(values["attempts"]), float(values["reward"])
-            )
-            yield str(values["key"]), measured
-        except (ValueError, KeyError, TypeError) as error:
-            if line.strip() and not line.startswith(b"{"):  # else a truncated line
-                raise AjetError(
-                    f"{path} line {number} is not a measurement ({error}); delete the file to measure"
-                    " everything again"
-                ) from error
+    def put(self, task: Task, measured: Measurement) -> None:
+        """Stores a measurement. Raises CacheError."""
+        self._cache.put(self._key(task), [json.dumps(asdict(measured))])
 
 
 _SHORT = 300
@@ -266,7 +228,8 @@ def task_of_row(
 
 def _has_calibration(metadata: Mapping[str, Any]) -> bool:
     """Whether both values are from a calibration; a difficulty alone is the dataset's own."""
-    rate, difficulty = metadata.get("pass_rate"), metadata.get("difficulty")
+    rate = metadata.get("pass_rate")
+    difficulty = metadata.get("difficulty")
     return (
         isinstance(rate, int | float)
         and isinstance(difficulty, int | float)
@@ -290,8 +253,8 @@ def _reason_to_discard(episode: Episode) -> str | None:
     if episode.status == "succeeded":
         return None
     error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]
-    asked = [call for call in episode.calls if call.phase == "rollout"]
-    last = asked[-1].error if asked else None
+    calls = [call for call in episode.calls if call.phase == "rollout"]
+    last = calls[-1].error if calls else None
     refused = (
         last is not None
         and not last.startswith("undelivered")

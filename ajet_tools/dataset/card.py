@@ -1,4 +1,4 @@
-"""Writes the dataset card: a summary of a dataset in Markdown."""
+"""Writes the dataset card: a summary of a dataset in Markdown, by `card.md.jinja`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from heapq import nsmallest
 from pathlib import Path
@@ -22,8 +23,11 @@ from ajet_tools.dataset.curation.forms import LEAST, Forms
 from ajet_tools.dataset.curation.stats import ordered
 from ajet_tools.dataset.files.values import as_text, value_at
 
-NAME, OTHER_NAME = "README.md", "CARD.md"
+NAME = "README.md"
+OTHER_NAME = "CARD.md"
+"""Where the user has a README of their own."""
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
+_UNKNOWN = "not known"
 _EXAMPLES = 6
 _LONGEST = 600
 _NUMERIC = re.compile(r"[\d,.]+")
@@ -43,8 +47,6 @@ class Facts:
     """Rows refused, by reason."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: model, strategies, prompt versions, verifier, seed."""
-    coverage: Mapping[str, Any] = field(default_factory=dict)
-    """The result of `Coverage.as_json`."""
     notes: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """Data file by split, relative to the card, for the metadata that the Hugging Face hub
@@ -69,7 +71,8 @@ class _Seen:
     """The rows with the smallest hash of their text: hash, text and answer."""
 
     def add(self, split: str, values: Mapping[str, Any]) -> None:
-        text, answer = readable(text_of(values)), answer_of(values)
+        text = readable(text_of(values))
+        answer = answer_of(values)
         self.questions.setdefault(split, array("I")).append(len(text))
         self.forms.add(text)
         if answer is not None:
@@ -85,7 +88,7 @@ class _Seen:
         )
         for counter, value in zip(self.counters.values(), named, strict=True):
             counter.update([value] if isinstance(value, str) else [])
-        sources = " and ".join(sorted(splits_of(values))) or "not known"
+        sources = " and ".join(sorted(splits_of(values))) or _UNKNOWN
         self.lineage.setdefault(split, Counter())[sources] += 1
         example = blake2b(text.encode("utf-8", "replace"), digest_size=6).digest(), text, answer
         self.examples = nsmallest(_EXAMPLES, [*self.examples, example], key=lambda entry: entry[0])
@@ -117,8 +120,7 @@ def write_card(
         path = directory / NAME
         if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
             path = directory / OTHER_NAME
-        text = "\n".join(_card(seen, facts)).rstrip() + "\n"
-        write_whole(path, text.encode("utf-8", "replace"))
+        write_whole(path, _text(seen, facts).encode("utf-8", "replace"))
     except OSError as error:
         raise TaskError(
             f"cannot write the card in {directory}: {error.strerror or error}"
@@ -126,143 +128,97 @@ def write_card(
     return path
 
 
-def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
-    if facts.files:
-        yield from ("---", "configs:", "- config_name: default", "  data_files:")
-        for split, file in facts.files.items():
-            yield from (f"  - split: {split}", f"    path: {json.dumps(file, ensure_ascii=False)}")
-        yield from ("---", "")
-    yield from (MARK, "", f"# {_one_line(facts.title)}", "")
-    if facts.made_by:
-        yield from (f"Made by `{_one_line(facts.made_by)}`.", "")
-    for note in facts.notes:
-        yield from (f"> {_one_line(note)}", "")
-    yield from _counts(seen, facts)
-    yield from _table(
-        "Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in ordered(facts.refused)]
+def _text(seen: _Seen, facts: Facts) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        autoescape=False,  # Markdown
     )
-    yield from _lineage(seen)
-    yield from _lengths(seen)
-    yield from _diversity(seen, facts)
-    if seen.rates:
-        mean = (
-            f"The mean pass rate of {len(seen.rates):,} measured rows is"
-            f" {sum(seen.rates) / len(seen.rates):.2f}"
-        )
-        ends = f"{seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always."
-        yield from ("## Difficulty", "", f"{mean}; {ends}", "")
-    yield from _examples(seen)
-    rows = [
-        (name, "" if value is None else f"`{as_text(value)}`")
-        for name, value in facts.parameters.items()
-    ]
-    yield from _table("How it was made", ("", ""), rows)
-
-
-def _counts(seen: _Seen, facts: Facts) -> Iterator[str]:
-    rows = [(f"rows in {split}", f"{len(lengths):,}") for split, lengths in seen.questions.items()]
+    environment.filters["line"] = _one_line
+    environment.filters["quoted"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["table"] = _table
+    rows = [(f"rows in {split}", len(lengths)) for split, lengths in seen.questions.items()]
     if len(rows) != 1:
-        rows.insert(0, ("rows", f"{sum(map(len, seen.questions.values())):,}"))
-    rows.append(("rows with an answer", f"{len(seen.answers):,}"))
-    rows += [(name, f"{count:,}") for name, count in facts.counts.items()]
+        rows.insert(0, ("rows", sum(map(len, seen.questions.values()))))
+    rows += [("rows with an answer", len(seen.answers)), *facts.counts.items()]
     if facts.refused:
-        rows.append(("refused", f"{sum(facts.refused.values()):,}"))
-    yield from _table("Counts", ("", ""), rows)
-    for title, counter in seen.counters.items():
-        yield from _table(
-            title, ("", "rows"), [(name, f"{n:,}") for name, n in ordered(counter)[:20]]
-        )
-
-
-def _lineage(seen: _Seen) -> Iterator[str]:
-    """Shows the splits of the rows' sources, and whether training rows come from validation
-    tasks."""
-    rows = [
-        (name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in ordered(counts)
-    ]
-    if all(of == "not known" for _, of, _ in rows):
-        return
-    yield from _table("Lineage", ("rows in", "made of tasks in", "rows"), rows)
-    learnt = {name: counts for name, counts in seen.lineage.items() if split_named(name) == "train"}
-    leaked = sum(
-        n for counts in learnt.values() for of, n in counts.items() if HELD_OUT in of.split(" and ")
-    )
-    if learnt and leaked:
-        yield from (f"> {leaked:,} rows to learn were made of validation tasks.", "")
-    elif learnt and not any("not known" in counts for counts in learnt.values()):
-        yield from ("No row to learn was made of a validation task.", "")
-
-
-def _lengths(seen: _Seen) -> Iterator[str]:
-    kinds = [(f"question, {split}", lengths) for split, lengths in seen.questions.items()]
+        rows.append(("refused", sum(facts.refused.values())))
+    lengths = [(f"question, {split}", values) for split, values in seen.questions.items()]
     if seen.answers:
-        kinds.append(("answer", seen.answers))
-    header = ("characters", "shortest", "5 %", "median", "95 %", "longest")
-    yield from _table("Length", header, [(name, *_quantiles(values)) for name, values in kinds])
+        lengths.append(("answer", seen.answers))
+    text: str = environment.get_template("card.md.jinja").render(
+        facts=facts,
+        mark=MARK,
+        counts=_counted(rows),
+        origins={name: _counted(ordered(counts)[:20]) for name, counts in seen.counters.items()},
+        refused=_counted(ordered(facts.refused)),
+        lengths=[(name, *_quantiles(values)) for name, values in lengths],
+        diversity=seen.forms.diversity(),
+        least=LEAST,
+        rates=seen.rates,
+        examples=[_example(text, answer) for _, text, answer in seen.examples],
+        parameters=[
+            (name, "" if value is None else f"`{as_text(value)}`")
+            for name, value in facts.parameters.items()
+        ],
+        **_lineage(seen),
+    )
+    return text.rstrip() + "\n"
+
+
+def _counted(rows: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
+    return [(name, f"{count:,}") for name, count in rows]
+
+
+def _lineage(seen: _Seen) -> dict[str, object]:
+    """Returns the splits of the rows' sources, and how many training rows come from validation
+    tasks."""
+    lineage = []
+    leaked = 0
+    learnt = []
+    for split, counts in seen.lineage.items():
+        is_learnt = split_named(split) == "train"
+        learnt += [counts] if is_learnt else []
+        for sources, count in ordered(counts):
+            lineage.append((split, sources, f"{count:,}"))
+            if is_learnt and HELD_OUT in sources.split(" and "):
+                leaked += count
+    return {
+        "lineage": lineage,
+        "leaked": leaked,
+        "sources_known": any(sources != _UNKNOWN for _, sources, _ in lineage),
+        "training_known": bool(learnt) and not any(_UNKNOWN in counts for counts in learnt),
+    }
 
 
 def _quantiles(values: array[int]) -> list[str]:
     ordered = sorted(values)
-    return [
-        f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES
-    ]
+    last = len(ordered) - 1
+    return [f"{ordered[min(last, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
 
 
-def _diversity(seen: _Seen, facts: Facts) -> Iterator[str]:
-    """Shows forms and, of a steered run, cells."""
-    diversity, cells = seen.forms.diversity(), facts.coverage.get("cells")
-    if diversity.rows < LEAST and cells is None:
-        return
-    forms = "1 form" if diversity.forms == 1 else f"{diversity.forms:,} forms"
-    yield from (
-        "## Diversity",
-        "",
-        f"Without their numbers and names the questions of {diversity.rows:,} rows have {forms}.",
-        "",
-    )
-    if diversity.is_low:
-        yield from (f"> {_one_line(diversity.as_text())}", "")
-    if cells is not None:
-        yield from (
-            (
-                f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by"
-                " axis:"
-            ),
-            "",
-        )
-        rows = [
-            (axis, value, f"{n:,}")
-            for axis, values in cells["forms"].items()
-            for value, n in values.items()
-        ]
-        yield from _rows(("axis", "value", "forms"), rows)
+def _example(text: str, answer: object) -> tuple[str, str]:
+    """Returns an example with its answer, and a fence that it can't leave."""
+    shown = _cut(text)
+    if answer is not None:
+        shown += f"\n→ {_cut(as_text(answer))}"
+    longest = max(map(len, re.findall(r"`+", shown)), default=0)
+    return shown, "`" * max(3, 1 + longest)
 
 
-def _examples(seen: _Seen) -> Iterator[str]:
-    if not seen.examples:
-        return
-    yield from ("## Examples", "")
-    for _, text, answer in seen.examples:
-        shown = _cut(text) + (f"\n→ {_cut(as_text(answer))}" if answer is not None else "")
-        fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall(r"`+", shown)), default=0))
-        yield from (f"{fence}text", shown, fence, "")
-
-
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    if rows:
-        yield from (f"## {title}", "")
-        yield from _rows(header, rows)
-
-
-def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(header) + " |"
-    numeric = [
-        all(_NUMERIC.fullmatch(row[column]) for row in rows) for column in range(len(header))
-    ]
-    yield "|" + "|".join(" ---: " if right else " --- " for right in numeric) + "|"
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Writes a table of Markdown, with columns of numbers to the right."""
+    lines = ["| " + " | ".join(header) + " |", "|"]
+    for column in range(len(header)):
+        is_numeric = all(_NUMERIC.fullmatch(row[column]) for row in rows)
+        lines[1] += " ---: |" if is_numeric else " --- |"
     for row in rows:
-        yield "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |"
-    yield ""
+        cells = [_one_line(cell).replace("|", "\\|") for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def _one_line(text: str) -> str:

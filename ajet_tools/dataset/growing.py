@@ -30,9 +30,10 @@ from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.generate.directory import Directory, digest_of
+from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.learning import LearningValue, Policy, seed_of
 from ajet_tools.dataset.generate.records import NoProgress
-from ajet_tools.dataset.generate.runs import grow
+from ajet_tools.dataset.generate.runs import generate
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.generate.settings import GenerationConfig
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
@@ -76,7 +77,9 @@ class Growing:
     """The rounds of a run; `ajet_sdk.protocols.Growth`."""
 
     def __init__(self, config: Config, run_id: str) -> None:
-        self._config, self._settings, self._run_id = config, config.task_reader.growing, run_id
+        self._config = config
+        self._settings = config.task_reader.growing
+        self._run_id = run_id
         self._band = Band.parse(self._settings.band)
         self._mapping = config.task_reader.field_mapping
         self._folder = config.directory.resolve() / "data" / "growing" / run_id
@@ -94,12 +97,11 @@ class Growing:
 
     def tasks(self, step: int) -> list[Task]:
         begun_early = 1 if self._config.rollout.max_staleness else 0
-        return [
-            task
-            for after in sorted(self._tasks)
-            if after + begun_early < step
-            for task in self._tasks[after]
-        ]
+        tasks: list[Task] = []
+        for after in sorted(self._tasks):
+            if after + begun_early < step:
+                tasks += self._tasks[after]
+        return tasks
 
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
@@ -119,11 +121,9 @@ class Growing:
     def _round(self, step: int, trainee: _Trainee) -> tuple[list[Row], str]:
         """Grows tasks similar to those that failed since the last round, within the policy's
         band."""
-        config, settings, data_generation = (
-            self._config,
-            self._settings,
-            self._config.task_reader.data_generation,
-        )
+        config = self._config
+        settings = self._settings
+        data_generation = config.task_reader.data_generation
         known = self._known(step)
         failed = self._failed(step)
         seeds = [
@@ -144,16 +144,15 @@ class Growing:
         value = LearningValue(
             trainee,
             f"the policy after step {step}",
-            Measurements(directory.own / "measured.jsonl", f"{self._run_id}/{step}"),
+            Measurements(directory.replies(create=True), f"{self._run_id}/{step}"),
             settings.attempts,
             self._band,
             config.trainer_common.seed,
             max(1, config.rollout.max_env_worker // settings.attempts),
         )
         endpoint = open_writer(config, Budget(settings.max_calls))
-        result = grow(
-            seeds,
-            generation,
+        result = generate(
+            Expansion(seeds, generation, known=known),
             directory,
             endpoint,
             verify=Verify(
@@ -162,7 +161,6 @@ class Growing:
                 unfenced=data_generation.unfenced,
             ),
             evals=[validation] if validation is not None else [],
-            known=known,
             value=value,
         ).result
         if result.stopped is not None and not isinstance(result.stopped, NoProgress | BudgetSpent):
@@ -190,10 +188,11 @@ class Growing:
         }
 
     def _known(self, step: int) -> list[Row]:
-        return [
-            *self._seeds,
-            *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after]),
-        ]
+        known = list(self._seeds)
+        for after in sorted(self._rounds):
+            if after < step:
+                known += self._rounds[after]
+        return known
 
     def _as_tasks(self, rows: Sequence[Row], **more: int) -> list[Task]:
         tasks = [to_task(row, self._mapping) for row in job_rows(rows, self._mapping)]

@@ -204,7 +204,7 @@ def estimate_errors(path: Path) -> ErrorEstimate | None:
 def errors_of(files: Sequence[Path]) -> list[ErrorEstimate]:
     """Return the available estimates for a run's files."""
     estimates = [estimate_errors(path) for path in files if path.suffix in (".jsonl", ".parquet")]
-    return [found for found in estimates if found is not None]
+    return [estimate for estimate in estimates if estimate is not None]
 
 
 def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[str]:

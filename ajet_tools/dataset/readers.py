@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.config.task_schema import TracingFilterParams
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
-from ajet_sdk.errors import ConfigError, MissingResource, TaskError
+from ajet_sdk.errors import AjetError, ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_sdk.tasks.questions import text_of
@@ -36,12 +37,14 @@ from ajet_tools.dataset.from_traces.export import task_rows
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.directory import Directory
+from ajet_tools.dataset.generate.expand import Expansion
+from ajet_tools.dataset.generate.from_docs import FromDocs
+from ajet_tools.dataset.generate.pipeline import Source
 from ajet_tools.dataset.generate.records import Interrupted
-from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.runs import generate, read_corpus
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig
 from ajet_tools.dataset.model.open import open_endpoint
-from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
@@ -93,26 +96,22 @@ def _generated(
     """
     settings = config.task_reader.data_generation
     generation = generation_config(config, documents, seeds, validation)
-    filtered = settings.deduplication_filter
     # the defaults of `expand` and `from-docs`
     verify = "llm" if documents and not config.is_set(f"{_GENERATION}.verify") else settings.verify
-    by_meaning = filtered.params.base_url if filtered.enabled else None
-    embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
     writer = _writer_of(config)
     mapping = {
         column: target
         for column, target in config.task_reader.field_mapping.items()
         if not documents
     }
-    named = (*writer.values(), verify, *settings.verify_model, *(embeddings or ()))
+    named = (*writer.values(), verify, settings.verify_model)
     # the content of files that options name: `judge:agent.py:exact` names agent.py
-    texts = [str(option) for option in named if option]
-    names = {name for text in texts for name in (text, *text.replace("->", ":").split(":"))}
+    names: set[str] = set()
+    for option in filter(None, named):
+        names.update((str(option), *re.split(r"->|[:,]", str(option))))
     facts = {
-        "generation": {
-            name: value for name, value in generation.as_json().items() if name != "window"
-        },
-        "options": [*writer.values(), verify, embeddings, mapping, *settings.verify_model],
+        "generation": generation.as_json(),
+        "options": [*writer.values(), verify, mapping, settings.verify_model],
         "files": {
             str(file): _digest_of_path(file)
             for file in (*documents, seeds, validation)
@@ -128,33 +127,29 @@ def _generated(
     directory = Directory(data / _digest([json.dumps(facts, sort_keys=True, default=str).encode()]))
     if (files := _finished(directory.path)) is not None:
         return files
-    endpoint, meanings = open_writer(config), None
-    if embeddings is not None:
-        meanings = MeaningIndex.by(
-            embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite"
-        )
+    endpoint = open_writer(config)
     rows = read_seeds(seeds, mapping=mapping) if seeds is not None else []
-    options: dict[str, Any] = {
-        "verify": Verify(verify, settings.verify_model, unfenced=settings.unfenced),
-        "evals": [validation] if validation is not None else [],
-        "meanings": meanings,
-        "confirm": lambda estimate: log.info("data_generation: %s", estimate.as_text()),
-    }
+    source: Source
+    unread: AjetError | None = None
     if isinstance(generation, DocsConfig):
-        run = make_tasks(
-            read_corpus(documents, generation),
-            generation,
-            directory,
-            endpoint,
-            seeds=rows,
-            **options,
-        )
+        corpus = read_corpus(documents, generation)
+        unread = corpus.failure
+        source = FromDocs(corpus, generation, rows)
     else:
-        run = grow(rows, generation, directory, endpoint, **options)
-    if isinstance(run.failure, Interrupted):
+        source = Expansion(rows, generation)
+    run = generate(
+        source,
+        directory,
+        endpoint,
+        verify=Verify(verify, settings.verify_model, unfenced=settings.unfenced),
+        evals=[validation] if validation is not None else [],
+        confirm=lambda estimate: log.info("data_generation: %s", estimate.as_text()),
+    )
+    failure = run.result.stopped or unread
+    if isinstance(failure, Interrupted):
         raise KeyboardInterrupt
-    if run.failure is not None:
-        raise run.failure
+    if failure is not None:
+        raise failure
     log.info("data_generation: %d rows, in %s", run.result.accepted, directory.path)
     files = {path.stem: path for path in (directory.train, directory.validation) if path.exists()}
     write_whole(
@@ -184,13 +179,10 @@ def _finished(folder: Path) -> dict[str, Path] | None:
 def generation_config(
     config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
 ) -> DocsConfig | GenerationConfig:
-    generation, filtered = (
-        config.task_reader.data_generation,
-        config.task_reader.data_generation.deduplication_filter,
-    )
+    generation = config.task_reader.data_generation
+    filtered = generation.deduplication_filter
     _check_limits(config)
     limits: dict[str, Any] = {
-        "min_new_forms": 0.0,
         "max_tokens": generation.sampling_params.get("max_tokens", generation.llm_response_length),
         "seed": config.trainer_common.seed,
         "similarity": filtered.params.similarity_threshold if filtered.enabled else 1.0,
@@ -266,11 +258,9 @@ def file_of(config: Config, split: str) -> Path | None:
             f"{key} must be jsonl_dataset_file (got {reader.type!r}, {config.origin(key)})"
         )
     text = getattr(reader.jsonl_dataset_file, split).file_path
-    return (
-        None
-        if text is None
-        else _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
-    )
+    if text is None:
+        return None
+    return _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
 
 
 def _there(config: Config, text: str, key: str) -> Path:
@@ -323,14 +313,13 @@ def _digest_of_path(path: Path) -> str:
     try:
         if not path.is_dir():
             return _digest_of_file(path)
-        files = ((p, p.relative_to(path)) for p in sorted(path.rglob("*")) if p.is_file())
-        shown = (
-            (p, name)
-            for p, name in files
-            if not any(n[0] == "." or n == "__pycache__" for n in name.parts)
-        )
-        named = ((name.as_posix(), _digest_of_file(p)) for p, name in shown)
-        return _digest(part.encode() for pair in named for part in pair)
+        parts: list[bytes] = []
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path)
+            hidden = any(part[0] == "." or part == "__pycache__" for part in name.parts)
+            if file.is_file() and not hidden:
+                parts += (name.as_posix().encode(), _digest_of_file(file).encode())
+        return _digest(parts)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -366,7 +355,7 @@ def read_traced(config: Config) -> Rows:
         distinct = _distinct(rows, config)
     if graded.stopped:
         raise TaskError(f"{_TRACING}: grading stopped: {graded.stopped}")
-    if any(of.params.print_reason for of in tracing.filters):
+    if any(entry.params.print_reason for entry in tracing.filters):
         for row in graded.rejected_rows:
             log.info("%s: %s", row["task_id"], row["reason"])
     log.info(
@@ -391,7 +380,7 @@ def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping
     filters = _filters(config, "deduplication")
     if not filters:
         return list(rows)
-    index = NearIndex(check_threshold(min(of.similarity_threshold for of in filters)))
+    index = NearIndex(check_threshold(min(params.similarity_threshold for params in filters)))
     distinct = list[Mapping[str, Any]]()
     for number, values in enumerate(rows):
         text = text_of(values)
@@ -405,9 +394,9 @@ def _filters(
     config: Config, kind: Literal["llm_evaluate", "deduplication"]
 ) -> list[TracingFilterParams]:
     return [
-        of.params
-        for of in config.task_reader.feedback_tracing.filters
-        if of.enabled and of.type == kind
+        entry.params
+        for entry in config.task_reader.feedback_tracing.filters
+        if entry.enabled and entry.type == kind
     ]
 
 
@@ -436,26 +425,26 @@ def _grader(config: Config) -> EpisodeGrader | None:
     filters = _filters(config, "llm_evaluate")
     if not filters:
         return None
-    rubric = "\n".join(of.custom_rubrics.strip() for of in filters).strip()
+    rubric = "\n".join(params.custom_rubrics.strip() for params in filters).strip()
     if not rubric:
         raise ConfigError(
             f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode"
         )
     base_urls = (
-        *(of.base_url for of in filters),
+        *(params.base_url for params in filters),
         tracing.llm_base_url,
         os.environ.get("OPENAI_BASE_URL"),
     )
-    keys = (*(of.api_key for of in filters), api_key("OPENAI_API_KEY"))
+    keys = (*(params.api_key for params in filters), api_key("OPENAI_API_KEY"))
     endpoint = open_endpoint(
         next(filter(None, base_urls), None),
         tracing.alien_llm_model or os.environ.get("OPENAI_MODEL"),
         next(filter(None, keys), None),
         scripted=None if tracing.scripted is None else _class_path(config, tracing.scripted),
-        concurrency=max(of.max_thread for of in filters),
+        concurrency=max(params.max_thread for params in filters),
         cache=config.directory / "data" / "grades.sqlite",
     )
-    temperature = min(of.temperature for of in filters)
+    temperature = min(params.temperature for params in filters)
     return EpisodeGrader(
         endpoint, rubric, temperature=temperature, max_tokens=tracing.alien_llm_response_length
     )

@@ -177,7 +177,6 @@ def test_a_cut_reply_is_neither_preferred_nor_rejected(cut_trace: Path, tmp_path
     [
         ("--accept-outputs", "messages"),
         ("--need-answer", "tokens"),
-        ("--per-task=1", "tasks"),
         ("--margin=0.5", "messages"),
     ],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 from ajet_sdk.engines.budget import Budget
 from ajet_tools.dataset.generate.cells import cells_of
 from ajet_tools.dataset.generate.directory import Directory
-from ajet_tools.dataset.generate.runs import grow
+from ajet_tools.dataset.generate.expand import Expansion
+from ajet_tools.dataset.generate.runs import generate
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.generate.settings import GenerationConfig
 from ajet_tools.dataset.model.open import open_endpoint
@@ -19,26 +20,24 @@ HERE = Path(__file__).resolve().parent
 TOKENS = 40_000
 
 
-def forms(writer: str, cells: str, seed: int) -> int:
+CELLS = [f"topic={HERE / 'topics.txt'}", "skill=sum,difference,product,remainder"]
+
+
+def forms(writer: str, cells: list[str], seed: int) -> int:
     """Forms of the rows that a budget of tokens pays for."""
-    config = GenerationConfig(
-        5000, cells=cells_of([cells]), validation=0, seed=seed, min_new_forms=0
-    )
+    config = GenerationConfig(5000, cells=cells_of(cells), validation=0, seed=seed)
     endpoint = open_endpoint(
         None, None, scripted=f"{HERE / 'writer.py'}:{writer}", budget=Budget(tokens=TOKENS)
     )
     with tempfile.TemporaryDirectory() as folder:
-        return (
-            grow(read_seeds(HERE / "problems.jsonl"), config, Directory(Path(folder)), endpoint)
-            .result.diversity()
-            .forms
-        )
+        source = Expansion(read_seeds(HERE / "problems.jsonl"), config)
+        return generate(source, Directory(Path(folder)), endpoint).result.diversity().forms
 
 
 def main() -> None:
     print(f"forms of {TOKENS:,} tokens, three seeds")
     for writer, what in (("reply", "writes of the cell"), ("stubborn", "ignores the cell")):
-        for cells, how in (("none", "no cells"), (f"topic={HERE / 'topics.txt'}", "64 cells")):
+        for cells, how in (([], "no cells"), (CELLS, "64 cells")):
             print(
                 f"{what:<20}{how:<10}", *(f"{forms(writer, cells, seed):>5}" for seed in range(3))
             )

@@ -20,7 +20,7 @@ WRONG, PROSE = 0.10, 0.02
 HOW_MANY = re.compile(r"JSON array of (\d+)")
 MISTAKES = [(" > ", " < "), (" < ", " > "), (" desc", ""), ("count(*)", "max(id)"), ("avg(", "sum("),
             ("sum(", "count("), (" = ", " != "), ("max(", "min(")]  # fmt: skip
-CELL = re.compile(r"^  - family: (\w+)$", re.MULTILINE)
+CELL = re.compile(r"^  - metadata\.family: (\w+)$", re.MULTILINE)
 
 
 def reply(ask):

@@ -23,8 +23,6 @@ _GENERATION = {
     "--max-cost": "--budget usd=N",
     "--verify-price": "--verify-model NAME@URL,price=IN/OUT",
     "--verify-api-key-env": "--verify-model NAME@URL,key=VARIABLE",
-    "--embeddings": "--embed NAME@URL",
-    "--meaning": "--embed NAME@URL,meaning=COSINE",
     "--no-redact": "--with redact=false",
     "--unfenced": "--with unfenced=true",
     "--include-validation": "--with include_validation=true",
@@ -33,7 +31,7 @@ _GENERATION = {
         f"--{name.replace('_', '-')}": f"--with {name}=VALUE"
         for name in (
             *("temperature", "max_tokens", "per_call", "shots", "seed", "similarity"),
-            *("max_same_form", "min_new_forms", "chunk_size", "passes", "encoding"),
+            *("max_same_form", "chunk_size", "passes", "encoding"),
         )
     },
 }

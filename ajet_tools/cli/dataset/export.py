@@ -103,11 +103,9 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
                     parts.setdefault(name.replace("/", "-"), []).append(f"{source}:{name}")
         else:
             folder, colon, name = source.rpartition(":")
-            split_name = (
-                name.replace("/", "-")
-                if to_directory and colon and Path(folder).is_dir()
-                else "train"
-            )
+            split_name = "train"
+            if to_directory and colon and Path(folder).is_dir():
+                split_name = name.replace("/", "-")
             parts.setdefault(split or split_name, []).append(source)
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
@@ -184,6 +182,9 @@ def _write_card(
         refused=dict(left_out),
         files={name: f"data/{name}-*.parquet" for name in written},
     )
-    write_card(
-        folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts
-    )
+
+    def rows_of(split: str) -> Iterator[Mapping[str, object]]:
+        for row in read(f"{folder}:{split}"):
+            yield row.values
+
+    write_card(folder, {name: rows_of(name) for name in written}, facts)

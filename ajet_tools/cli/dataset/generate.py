@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
-from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.run import open_run
 from ajet_tools.cli.arguments import AgentOptions
@@ -30,8 +25,9 @@ from ajet_tools.cli.dataset.generation import (
     confirm,
     show_prompts,
 )
+from ajet_tools.cli.dataset.generation_report import GenerationReport, progress
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
-from ajet_tools.cli.options import pick, print_json
+from ajet_tools.cli.result_output import print_result
 from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
@@ -43,13 +39,10 @@ from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
-from ajet_tools.dataset.generate.pipeline import Pipeline
-from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
-from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.records import Interrupted
+from ajet_tools.dataset.generate.runs import GenerationRun, generate, read_corpus
 from ajet_tools.dataset.generate.seeds import select_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
-from ajet_tools.dataset.labels import error_lines, errors_of
-from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 from ajet_tools.text.settings import split_settings
@@ -57,7 +50,7 @@ from ajet_tools.text.settings import split_settings
 
 @contextmanager
 def _policy(
-    spec: str | None, conf: Path | None, rows: list[Row], directory: Directory
+    spec: str | None, conf: Path | None, rows: list[Row], directory: Directory, *, dry_run: bool
 ) -> Iterator[LearningValue | None]:
     """Opens the trials of rows by the policy of `--for`, or yields None without one. Raises
     ConfigError."""
@@ -75,9 +68,8 @@ def _policy(
         raise ConfigError(f"--for: attempts is a number from 1 to 1000 (got {attempts})")
     k = int(attempts)
     band = Band.parse(settings.get("band", "0.2:0.8"))
-    model = ModelSpec.parse(model_text, "--for")
     options = AgentOptions(
-        conf=conf, judge=settings.get("judge"), model=model.place, exp_dir=directory.own
+        conf=conf, judge=settings.get("judge"), model=model_text, exp_dir=directory.own
     )
     config = options.config(settings.get("workflow"), more={"experiment_name": "trials"})
     config = asyncio.run(with_model(config))
@@ -86,7 +78,7 @@ def _policy(
         yield LearningValue(
             opened,
             model_text,
-            Measurements(directory.own / "measured.jsonl", conditions(config, k)),
+            Measurements(directory.replies(create=not dry_run), conditions(config, k)),
             k=k,
             band=band,
             seed=config.trainer_common.seed if config.is_seeded else None,
@@ -102,7 +94,7 @@ def expand(
     from_failures: Annotated[Path | None, Option(metavar="TRACE")] = None,
     count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
     strategy: Annotated[list[str] | None, Option(metavar="NAME[=WEIGHT]|FILE")] = None,
-    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|none")] = None,
+    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE")] = None,
     verify: VerifyHow = "agreement:3",
     policy: Annotated[str | None, Option("--for", metavar="MODEL,...")] = None,
     conf: Annotated[Path | None, Option("--conf", "-c")] = None,
@@ -120,8 +112,7 @@ def expand(
         from_failures: Grow from the tasks that failed in this trace instead.
         strategy: same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all;
             or a prompt of your own (Jinja).
-        cells: What rows should differ in: topic=rates,ages or a line each of a file; none. By default the seeds'
-            topics, skills, difficulties. Repeatable.
+        cells: What rows should differ in: topic=rates,ages or topic=FILE (a line each). Repeatable.
         policy: Keep only tasks that this model solves sometimes: CHECKPOINT,workflow=agent.py:solve,judge=math; also
             attempts=8, band=0.2:0.8.
         conf: --for: a job's config that names agent, judge and sampling.
@@ -131,7 +122,7 @@ def expand(
       --model NAME@http://127.0.0.1:8000/v1
     ajet dataset expand seeds.jsonl --count 500 --out data/ --verify judge:agent.py:exact \\
       --strategy harder=2,persona --language German --eval test.jsonl
-    ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3+code \\
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3,code \\
       --verify-model gpt-4o-mini@https://api.openai.com/v1,price=0.15/0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --budget calls=2000
     ajet dataset expand seeds.jsonl --count 700 --out data/ --resume --dry-run
@@ -167,22 +158,20 @@ def expand(
     directory = options.directory()
     endpoint = options.endpoint(directory)
     started = time.monotonic()
-    with _policy(policy, conf, rows, directory) as value:
-        made = grow(
-            rows,
-            config,
+    with _policy(policy, conf, rows, directory, dry_run=options.dry_run) as value:
+        run = generate(
+            Expansion(rows, config),
             directory,
             endpoint,
             verify=options.verification(verify, settings),
             evals=options.eval or [],
-            meanings=options.meanings(endpoint, directory),
             value=value,
             held_out=held_out,
             confirm=lambda estimate: confirm(estimate, options),
             dry_run=options.dry_run,
             watching=lambda pipeline: progress(pipeline, count),
         )
-    _finish(made, endpoint.budget, options, time.monotonic() - started)
+    _finish(run, endpoint.budget, options, seconds=time.monotonic() - started)
 
 
 def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -196,14 +185,29 @@ def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def _finish(
-    made: GenerationRun, budget: Budget, options: GenerationOptions, seconds: float
+    made: GenerationRun,
+    budget: Budget,
+    options: GenerationOptions,
+    *,
+    seconds: float,
+    corpus: Corpus | None = None,
 ) -> None:
-    """Prints the result. Raises the error that ended generation early."""
+    """Prints the result. Raises the error that ended generation early, else one about documents
+    that could not be read; KeyboardInterrupt after Ctrl-C, Exit with 143 after SIGTERM."""
     if options.dry_run:
         return
-    report(made, budget, seconds, as_json=options.as_json)
-    if made.failure is not None:
-        raise made.failure
+    report = GenerationReport(made, budget, corpus, seconds=seconds)
+    print_result(report, as_json=options.as_json)
+    stopped = made.result.stopped
+    if isinstance(stopped, Interrupted):
+        if stopped.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        echo(f"Terminated: {stopped}", err=True)
+        raise typer.Exit(128 + stopped.signal)
+    if stopped is not None:
+        raise stopped
+    if corpus is not None and corpus.failure is not None:
+        raise corpus.failure
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
@@ -271,29 +275,26 @@ def from_docs(
         )
     if directory is None:
         source = FromDocs(corpus, config, rows)
-        first = source.chunks[0]
         show_prompts(
-            (source.preview(first, number), config.prompt(name))
+            (source.preview(number), config.prompt(name))
             for number, name in enumerate(config.kinds)
         )
         return
     endpoint = options.endpoint(directory)
     started = time.monotonic()
     chunks = sum(len(entry.chunks) for entry in corpus.held)
-    made = make_tasks(
-        corpus,
-        config,
+    run = generate(
+        FromDocs(corpus, config, rows),
         directory,
         endpoint,
-        seeds=rows,
         verify=options.verification(verify, settings),
         evals=options.eval or [],
-        meanings=options.meanings(endpoint, directory),
         confirm=lambda estimate: confirm(estimate, options, [_read(corpus)]),
         dry_run=options.dry_run,
         watching=lambda pipeline: progress(pipeline, count, chunks),
     )
-    _finish(made, endpoint.budget, options, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    _finish(run, endpoint.budget, options, seconds=seconds, corpus=corpus)
 
 
 def _read(corpus: Corpus) -> str:
@@ -301,121 +302,3 @@ def _read(corpus: Corpus) -> str:
     pages = sum(entry.document.pages or 0 for entry in corpus.held)
     of_pages = f" ({counted(pages, 'page')} of PDF)" if pages else ""
     return f"{counted(len(corpus.held), 'document')}{of_pages} in {counted(chunks, 'part')}."
-
-
-@contextmanager
-def progress(
-    generation: Pipeline, rows: int | None, calls: int = 0
-) -> Iterator[Callable[[GenerationResult], None]]:
-    """On a terminal, shows a progress bar of rows (else calls), and below it `progress_lines`."""
-    if not sys.stderr.isatty():
-        yield lambda result: None
-        return
-
-    class Shown(Progress):
-        """The bar, and below it the lines of `progress_lines`."""
-
-        def get_renderables(self) -> Iterable[RenderableType]:
-            yield from super().get_renderables()
-            for line in progress_lines(generation, rows, console.width):
-                yield Text(line, no_wrap=True, overflow="ellipsis")
-
-    console = output.console(stderr=True)
-    title = TextColumn("Accepted" if rows else "Parts asked")
-    columns = (title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Shown(*columns, console=console, transient=True) as shown:
-        bar = shown.add_task("", total=rows or calls)
-        yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
-
-
-def progress_lines(generation: Pipeline, rows: int | None, width: int) -> Iterator[str]:
-    """Yields cost, waits and rejections (most frequent first), in lines that fit the width."""
-    result, wait = generation.result, generation.describe_wait()
-    accepted = [] if rows else [f"{result.accepted:,} accepted"]
-    yield _fit("", [*accepted, *generation.endpoint.budget.summary().split(", ")], width)
-    if wait:
-        yield _fit("waiting for ", wait.split("; "), width)
-    reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
-    if varied := generation.source.coverage.parts():
-        yield _fit("", varied, width)
-    if reasons:
-        yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)
-
-
-def _fit(before: str, items: Sequence[str], width: int) -> str:
-    """Joins as many items as fit the width, and counts the others."""
-    for shown in range(len(items), 0, -1):
-        hidden = len(items) - shown
-        line = before + ", ".join([*items[:shown], *([f"{hidden} more"] if hidden else [])])
-        if len(line) <= width or shown == 1:
-            return line
-    return before
-
-
-def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
-    """Prints the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the
-    run."""
-    result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
-    spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
-    documents = (
-        {side: sum(entry.side == side for entry in corpus.held) for side in sides}
-        if corpus is not None
-        else {}
-    )
-    errors = errors_of(files) if checks else []
-    if as_json:
-        print_json(
-            {
-                "accepted": result.accepted,
-                **{side: len(rows) for side, rows in sides.items()},
-                "refused": dict(result.refused.most_common()),
-                "surplus": result.surplus,
-                "diversity": {**result.diversity().as_json(), **result.coverage},
-                "checks": [entry.as_json() for entry in checks],
-                "errors": [entry.as_json() for entry in errors],
-                **(_documents(corpus, documents) if corpus is not None else {}),
-                **pick(spent, "calls", "cached", "input_tokens", "output_tokens"),
-                "money": budget.cost,
-                "stopped": str(result.stopped) if result.stopped else None,
-                "files": [str(path) for path in files],
-            }
-        )
-    else:
-        origins = {
-            side: f" (from {counted(number, 'document')})" for side, number in documents.items()
-        }
-        per_side = ", ".join(
-            f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items()
-        )
-        cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
-        echo(
-            f"{counted(result.accepted, 'row')} accepted: {per_side}; {budget.summary()}{cached},"
-            f" {seconds:.1f} s"
-        )
-        for entry in checks:
-            took = f"; {entry.budget.summary()}" if entry.budget is not None else ""
-            echo(f"  verified by {entry.verifier}: {entry.in_words()}{took}")
-        for line in error_lines(errors, files) if checks else ():
-            echo(f"  {line}")
-        if result.coverage_text:
-            echo(f"  {result.coverage_text}")
-        for reason, count in result.refused.most_common():
-            echo(f"  {count:,} refused: {reason}")
-        for path in files:
-            echo(f"  {path}")
-    if isinstance(result.stopped, Interrupted):
-        if result.stopped.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        echo(f"Terminated: {result.stopped}", err=True)
-        raise typer.Exit(128 + result.stopped.signal)
-
-
-def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, object]:
-    return {
-        "documents": by_side,
-        "copies": [{"document": name, "of": original} for name, original in corpus.copies],
-        "unreadable": [
-            {"document": document.name, "problem": document.problem}
-            for document in corpus.unreadable
-        ],
-    }

@@ -18,7 +18,7 @@ from typer import Option
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.dataset.options import Embed, Map, counted, mapping_of
+from ajet_tools.cli.dataset.options import Map, counted, mapping_of
 from ajet_tools.cli.model_option import CONCURRENCY, parse_budget
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Row
@@ -28,8 +28,6 @@ from ajet_tools.dataset.generate.records import Call
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.prompts import Prompt
-from ajet_tools.dataset.similarity.embedding import Embedding
-from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.verify.combined import Verify
 
 VerifyHow = Annotated[
@@ -37,8 +35,7 @@ VerifyHow = Annotated[
     Option(
         metavar="HOW",
         help=(
-            "How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none; A+B for both,"
-            " A|B for either."
+            "How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none; A,B for both."
         ),
     ),
 ]
@@ -96,7 +93,6 @@ ROW_SETTINGS: Mapping[str, type] = {
     "seed": int,
     "similarity": float,
     "max_same_form": int,
-    "min_new_forms": float,
 }
 """Settings of both commands that `--with` changes, with their types."""
 
@@ -110,12 +106,11 @@ class GenerationOptions:
             (of a million tokens), key=VARIABLE, concurrency=16, rpm, retries=4.
         budget: Stop before more than this is spent: calls=500,tokens=2000000,usd=5.
         language: Language of the rows. Default: the source's. Repeat it to alternate.
-        verify_model: The model that verifies, as --model, for all of --verify or a part (llm=NAME@URL). Default: the
-            writer. Repeatable.
+        verify_model: The model that verifies, as --model. Default: the writer.
         eval: Reject rows that are in this evaluation set; repeatable.
         validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 of five or more.
-        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms,
-            unfenced, include_validation or skip_bad_rows; repeatable.
+        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, unfenced,
+            include_validation or skip_bad_rows; repeatable.
         resume: Continue an earlier run in --out; answered calls are not repeated.
         yes: Do not ask for confirmation before the first call.
         show_prompt: Print the prompts without sending them.
@@ -130,9 +125,8 @@ class GenerationOptions:
     ] = None
     budget: Annotated[str | None, Option(metavar="LIMIT=N,...")] = None
     language: list[str] | None = None
-    verify_model: Annotated[list[str] | None, Option(metavar="[PART=]MODEL")] = None
+    verify_model: Annotated[str | None, Option(metavar="MODEL")] = None
     eval: Annotated[list[str] | None, Option(metavar="FILE")] = None
-    embed: Embed = None
     map: Map = None
     validation: Annotated[float | None, Option(metavar="SHARE")] = None
     changes: Annotated[list[str] | None, Option("--with", metavar="NAME=VALUE")] = None
@@ -172,9 +166,9 @@ class GenerationOptions:
         ConfigError."""
         spec = self.spec()
         budget = parse_budget(self.budget, spec)
-        if self.dry_run and not spec.place:
+        if self.dry_run and not self.model:
             return ModelClient("http://127.0.0.1:9", "MODEL", budget=budget)
-        if not spec.place:
+        if not self.model:
             raise ConfigError(
                 "no model: pass --model NAME@URL, a checkpoint's directory or FILE.py:FUNCTION"
             )
@@ -183,16 +177,8 @@ class GenerationOptions:
         how = {"concurrency": CONCURRENCY, "cache": cache, "budget": budget}
         return spec.open(base_url, **how)
 
-    def meanings(self, writer: ModelClient, directory: Directory) -> MeaningIndex | None:
-        """Returns the index that rejects paraphrases, if --embed is given. Raises ConfigError."""
-        if self.embed is None:
-            return None
-        embedding = Embedding.parse(self.embed)
-        at = (embedding.where, embedding.model)
-        return MeaningIndex.by(at, embedding.meaning or 0.9, writer, directory.cache)
-
     def verification(self, how: str, settings: Settings) -> Verify:
-        return Verify(how, self.verify_model or (), unfenced=settings.unfenced)
+        return Verify(how, self.verify_model, unfenced=settings.unfenced)
 
     def directory(self) -> Directory:
         """Returns the output directory. Raises ConfigError if it is missing or has files of another

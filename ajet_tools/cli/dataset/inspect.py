@@ -67,24 +67,28 @@ def check(
     zcat big.jsonl.gz | ajet dataset check - --json | jq '.stats[].chars.p95'
     """
     mapping = mapping_of(map)
-    found: dict[str, Stats] = {}
+    stats_by_name: dict[str, Stats] = {}
     errors: dict[str, ErrorEstimate] = {}
     with _named_sources(sources) as named:
         for name, path in named.items():
             with counting("check") as passing:
                 rows = Rows(path, mapping=mapping, bad=BadRows(skip=True))
-                found[name] = gather(passing(rows.blocks()), by=by, exact=exact)
-            if by and by not in found[name].fields and found[name].groups.keys() == {"null"}:
-                raise unknown_field(by, found[name].fields)
+                stats_by_name[name] = gather(passing(rows.blocks()), by=by, exact=exact)
+            if (
+                by
+                and by not in stats_by_name[name].fields
+                and stats_by_name[name].groups.keys() == {"null"}
+            ):
+                raise unknown_field(by, stats_by_name[name].fields)
             estimate = estimate_errors(Path(path)) if not mapping else None
             if estimate is not None:
                 errors[name] = estimate
         report = validate(named, mapping=mapping, near=similarity)
     if as_json:
-        _print_json(report, found, errors)
+        _print_json(report, stats_by_name, errors)
     else:
-        for name, stats in found.items():
-            if len(found) > 1:
+        for name, stats in stats_by_name.items():
+            if len(stats_by_name) > 1:
                 echo(style(name, bold=True))
             _print_stats(stats)
             if name in errors:
@@ -122,10 +126,11 @@ def _print_stats(result: Stats) -> None:
         counted(result.rows, "row"),
         f"{result.distinct:,} distinct",
         counted(result.duplicates, "duplicate"),
+        counted(result.diversity.forms, "form"),
+        f"{result.answered:,} with an answer",
     ]
-    parts += [f"{result.diversity.forms:,} {'form' if result.diversity.forms == 1 else 'forms'}"]
-    parts += [f"{result.answered:,} with an answer"]
-    parts += [f"{result.empty:,} without a question"] if result.empty else []
+    if result.empty:
+        parts.append(f"{result.empty:,} without a question")
     out.print(", ".join(parts))
     if not result.rows:
         return
@@ -134,9 +139,8 @@ def _print_stats(result: Stats) -> None:
     if result.diversity.is_low and 2 * result.diversity.forms <= result.distinct:
         out.print(result.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", result.chars), _length_row("words", result.words)]
-    lengths += (
-        [_length_row("characters of the answer", result.answer_chars)] if result.answered else []
-    )
+    if result.answered:
+        lengths.append(_length_row("characters of the answer", result.answer_chars))
     out.print(render.table(lengths, out.width, title="\nlengths"))
     if result.languages:
         out.print(

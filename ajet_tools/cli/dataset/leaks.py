@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,11 +46,9 @@ def remove_leaks(
     *,
     out: str,
     similarity: float,
-    ngram: int,
     ignore_numbers: bool,
     embedding: Embedding | None,
     report: str | None,
-    seed: int,
     rows: RowOptions,
 ) -> None:
     """Removes rows that leak an evaluation set, with the evidence for each."""
@@ -59,30 +58,27 @@ def remove_leaks(
         evaluation,
         skip_bad=rows.skip_bad_rows,
         threshold=similarity,
-        ngram=ngram,
-        seed=seed,
         numbers=not ignore_numbers,
     )
     known = kept_out.known
     with ProgressBar("reading") as bar:
         read = rows.rows(source, again=True)
-        texts = [
-            (block.where(index), text)
-            for block in read_some(read.blocks(), source, bar)
-            for index, text in enumerate(block.texts)
-        ]
-        asked = [text for _, text in texts]
+        texts: list[tuple[str, str]] = []
+        for block in read_some(read.blocks(), source, bar):
+            places = map(block.where, range(len(block)))
+            texts += zip(places, block.texts, strict=True)
+        questions = [text for _, text in texts]
         vectors = None
         meaning = _MEANING
         if embedding is not None:
             meaning = embedding.meaning or meaning
             both = asyncio.run(
-                embedded([*asked, *(text for _, text in known)], embedding, bar.show)
+                embedded([*questions, *(text for _, text in known)], embedding, bar.show)
             )
-            vectors = both[: len(asked)], both[len(asked) :]
+            vectors = both[: len(questions)], both[len(questions) :]
         everything = (strings_of(row.values) for row in read)
         leaks = kept_out.find(
-            asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
+            questions, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
         )
     write_kept(read, set(leaks), len(texts), out)
     if report:
@@ -112,7 +108,8 @@ def _report_leaks(
     out: str,
     report: str | None,
 ) -> None:
-    kinds = {kind: sum(leak.kind == kind for leak in leaks.values()) for kind in _KINDS}
+    counts = Counter[str](leak.kind for leak in leaks.values())
+    kinds = {kind: counts[kind] for kind in _KINDS}
     more: dict[str, object] = {
         "eval_rows": len(known),
         "eval_rows_found": len({leak.evaluation for leak in leaks.values()}),
@@ -134,7 +131,7 @@ async def embedded(texts: Sequence[str], embedding: Embedding, on_progress: OnPr
     meaning = importlib.import_module(
         "ajet_tools.dataset.similarity.meaning"
     )  # imports an HTTP client
-    endpoint = meaning.open_embedder(embedding.where, embedding.model)
+    endpoint = meaning.open_embedder(embedding.model)
     try:
         vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
         return vectors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,14 +51,6 @@ from ajet_tools.text.clean import one_line
 log = logging.getLogger("ajet.dataset")
 _SHOWN = 3
 
-Seed = Annotated[int, Option(help="Random seed; the same seed gives the same file.")]
-IgnoreNumbers = Annotated[
-    bool,
-    Option(
-        "--ignore-numbers",
-        help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`).",
-    ),
-]
 Report = Annotated[
     str | None, Option(metavar="FILE", help="File for the removed rows, with the evidence.")
 ]
@@ -69,12 +62,10 @@ def dedup(
     out: Out = "-",
     near: Annotated[float, Option(min=0.5, max=1.0, metavar="SHARE")] = 0.8,
     keep: str = "first",
-    ignore_numbers: IgnoreNumbers = False,
+    ignore_numbers: Annotated[bool, Option("--ignore-numbers")] = False,
     embed: Embed = None,
     against: Annotated[list[str] | None, Option(metavar="FILE")] = None,
-    ngram: Annotated[int, Option(min=6)] = 13,
     report: Report = None,
-    seed: Seed = 0,
     rows: RowOptions,
 ) -> None:
     """Remove exact and near duplicates, or with --against, rows that leak an evaluation set.
@@ -86,7 +77,7 @@ def dedup(
     one cluster. The report names for each row the one that stays.
 
     With --against, a row is removed if its question equals or nearly equals that of an evaluation
-    row, or if any of its texts shares a run of --ngram words with one (for a short row all its
+    row, or if any of its texts shares a run of 13 words with one (for a short row all its
     words: 6 or more, or 3 or more with a number). Runs that more than a twentieth of the evaluation
     rows share are instructions and don't count. Or if it has most of the words of one in the same
     order and the same numbers (a quotation with every sixth word changed); with --embed, the
@@ -96,7 +87,7 @@ def dedup(
         near: Share of equal characters from which two texts are near copies; 1: only exact copies, ignoring case,
             spaces and quotes.
         against: Evaluation rows: remove the rows that leak them; repeatable.
-        ngram: --against: consecutive shared words that count as a leak.
+        ignore_numbers: Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`).
         keep: Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD.
 
     \b
@@ -117,11 +108,9 @@ def dedup(
             against,
             out=out,
             similarity=near,
-            ngram=ngram,
             ignore_numbers=ignore_numbers,
             embedding=embedding,
             report=report,
-            seed=seed,
             rows=rows,
         )
         return
@@ -129,9 +118,9 @@ def dedup(
     with ProgressBar("reading") as bar:
         read = rows.rows(source, again=True)
         blocks = read_some(read.blocks(), source, bar)
-        facts = [
-            RowFacts.of(row.where, row.values, keep) for block in blocks for row in block.rows()
-        ]
+        facts: list[RowFacts] = []
+        for block in blocks:
+            facts += [RowFacts.of(row.where, row.values, keep) for row in block.rows()]
         if all(row.rank == -math.inf for row in facts):
             raise unknown_field(keep.partition(":")[2], field_names(next(iter(read)).values))
         vectors = None
@@ -142,7 +131,6 @@ def dedup(
         result = find_duplicates(
             facts,
             threshold=near,
-            seed=seed,
             numbers=not ignore_numbers,
             near=near < 1,
             keep=keep,
@@ -178,7 +166,8 @@ def _report_dedup(
     rows: Sequence[RowFacts], result: Found, reading: RowOptions, out: str, report: str | None
 ) -> None:
     names = {"exact": "exact", "near": "near", "meaning": "by meaning"}
-    kinds = {kind: sum(each.kind == kind for each in result.duplicates) for kind in names}
+    counts = Counter[str](each.kind for each in result.duplicates)
+    kinds = {kind: counts[kind] for kind in names}
     differ = sum(each.answers_differ for each in result.duplicates)
     lines = [
         f"  dropped: {counted(kinds[kind], 'row')} ({name})"
@@ -210,11 +199,10 @@ def split(
     by: Annotated[str | None, Option(metavar="FIELD")] = None,
     stratify: Annotated[str | None, Option(metavar="FIELD")] = None,
     near: Annotated[float | None, Option(min=0.5, max=1.0, metavar="SHARE")] = None,
-    ignore_numbers: IgnoreNumbers = False,
     format: Annotated[
         Literal["jsonl", "parquet", "csv", "directory"], Option(help="Output format.")
     ] = "jsonl",
-    seed: Seed = 0,
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
     rows: RowOptions,
 ) -> None:
     """Split a dataset so that rows keep their side when the file grows.
@@ -254,14 +242,7 @@ def split(
             for block in read_some(read.blocks(), source, bar):
                 first_keys.extend(keys_of(block, by))
                 texts += block.texts
-            keys = together(
-                keys or first_keys,
-                texts,
-                near,
-                seed=seed,
-                numbers=not ignore_numbers,
-                on_progress=bar.show,
-            )
+            keys = together(keys or first_keys, texts, near, bar.show)
         any_held_out = any(is_held_out(name, shares) for name in shares)
         empty = training_block(read.empty()) if any_held_out else read.empty()
         siblings: list[Writer] = []
@@ -317,14 +298,18 @@ def _family_keys(blocks: Iterable[Block], by: str | None) -> list[str]:
 def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:
     """Raises ConfigError if the directory has rows of a side in another format, which readers would
     include."""
-    there = splits_of(out) if out.is_dir() else {}
+    files_by_split = splits_of(out) if out.is_dir() else {}
     for side in sides:
-        for file in there.pop(side, []):
+        for file in files_by_split.pop(side, []):
             if file != out / f"{side}{suffix}" if suffix else file.parent != out / "data":
                 raise ConfigError(
                     f"{file} would be read as {side} too; remove it, or name another directory"
                 )
-    if stale := [file for name in there if name in SPLITS for file in there[name]]:
+    stale: list[Path] = []
+    for name in files_by_split:
+        if name in SPLITS:
+            stale += files_by_split[name]
+    if stale:
         log.warning(
             "%s: not of this split; remove it if it has the same rows", ", ".join(map(str, stale))
         )
@@ -367,11 +352,10 @@ def _report_split(
         lines.append(f"  {name}{suffix}: {counted(number, 'row')} ({100 * number / total:.1f} %)")
     empty = [name for name, number in counts.items() if not number and shares[name] > 0]
     if empty:
-        cause = "one family of rows, which stays on one side" if one_family else "too few"
-        remedy = (
-            "expand each side's seeds instead"
-            if one_family
-            else "try a larger fraction or another --seed"
-        )
+        cause = "too few"
+        remedy = "try a larger fraction or another --seed"
+        if one_family:
+            cause = "one family of rows, which stays on one side"
+            remedy = "expand each side's seeds instead"
         lines.append(f"  {' and '.join(empty)} got no rows ({cause}); {remedy}")
     rows.report({**summary, "empty": empty}, lines)

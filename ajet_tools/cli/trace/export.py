@@ -43,11 +43,9 @@ _FROM = (
 
 _FILES = (".duckdb", ".json", ".jsonl", ".gz", ".parquet", ".sqlite")
 """Suffixes of inputs: a missing file of one isn't taken for the name of a run."""
-_CONVERSATIONS: tuple[Format, ...] = ("messages", "sharegpt", "trl-prompt")
 _OF_FORMAT: dict[str, tuple[Format, ...]] = {
     "--accept-outputs": ("tasks",),
     "--need-answer": ("tasks",),
-    "--per-task": _CONVERSATIONS,
     "--margin": ("preferences",),
 }
 """Options that have a meaning for these formats only."""
@@ -96,7 +94,6 @@ class ConversionOptions:
     Args:
         accept_outputs: tasks: use an output with a thumb up as the answer.
         need_answer: tasks: reject those without an answer.
-        per_task: Conversations: the best N episodes per task. Default: all.
         margin: preferences: minimum difference between the rewards of a pair.
         redact: Replace secrets, personal data and pictures with placeholders.
         keep_pictures: Redact texts only: nothing looks for faces or texts in pictures.
@@ -104,7 +101,6 @@ class ConversionOptions:
 
     accept_outputs: Annotated[bool, Option("--accept-outputs")] = False
     need_answer: Annotated[bool, Option("--need-answer")] = False
-    per_task: Annotated[int | None, Option(min=1, metavar="N")] = None
     margin: Annotated[float, Option(min=0)] = 0.0
     redact: Annotated[bool, Option("--redact/--no-redact")] = True
     keep_pictures: Annotated[bool, Option("--keep-pictures")] = False
@@ -113,7 +109,6 @@ class ConversionOptions:
         given = {
             "--accept-outputs": self.accept_outputs,
             "--need-answer": self.need_answer,
-            "--per-task": self.per_task is not None,
             "--margin": self.margin > 0,
         }
         for option, is_given in given.items():
@@ -125,7 +120,6 @@ class ConversionOptions:
             keep_pictures=self.keep_pictures,
             need_answer=self.need_answer,
             accept_outputs=self.accept_outputs,
-            per_task=self.per_task or 0,
             margin=self.margin,
         )
 

@@ -40,9 +40,7 @@ class Headings:
 
     def enter(self, level: int, title: str) -> None:
         """Replaces the headings of this level (1 is the outermost) and below."""
-        self._levels = {
-            outer_level: name for outer_level, name in self._levels.items() if outer_level < level
-        }
+        self._levels = {outer: name for outer, name in self._levels.items() if outer < level}
         self._levels[level] = " ".join(title.split())
 
     @property
@@ -52,11 +50,10 @@ class Headings:
 
 def table_text(rows: list[list[str]]) -> str:
     """Formats cells as a Markdown table; the first row is the header."""
-    cleaned = [
-        [" ".join(cell.split()).replace("|", "\\|") for cell in row]
-        for row in rows
-        if any(map(str.strip, row))
-    ]
+    cleaned = []
+    for row in rows:
+        if any(map(str.strip, row)):
+            cleaned.append([" ".join(cell.split()).replace("|", "\\|") for cell in row])
     if not cleaned:
         return ""
     width = max(map(len, cleaned))
@@ -79,21 +76,20 @@ def plain_blocks(text: str, page: int | None = None, heading: str = "") -> Itera
 def markdown_blocks(text: str) -> Iterator[Block]:
     """Yields headings, paragraphs and lists, tables and fenced code; drops front matter and
     comments."""
-    front_matter = _FRONT_MATTER.match(text)
-    headings, source = (
-        Headings(),
-        _COMMENT.sub("", text[front_matter.end() :] if front_matter else text),
-    )
-    lines, tokens = source.split("\n"), _MARKDOWN.parse(source)
-    for at, token in enumerate(tokens):
+    if front_matter := _FRONT_MATTER.match(text):
+        text = text[front_matter.end() :]
+    headings = Headings()
+    source = _COMMENT.sub("", text)
+    lines = source.split("\n")
+    tokens = _MARKDOWN.parse(source)
+    for index, token in enumerate(tokens):
         if token.level or token.map is None:
             continue
         kind = _KINDS.get(token.type, "text")
-        body = (
-            tokens[at + 1].content
-            if kind == "heading"
-            else "\n".join(lines[slice(*token.map)]).strip("\n").rstrip()
-        )
+        if kind == "heading":
+            body = tokens[index + 1].content
+        else:
+            body = "\n".join(lines[slice(*token.map)]).strip("\n").rstrip()
         if not body.strip():
             continue
         if kind == "heading":

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from ajet_tools.dataset.documents.blocks import Block
 from ajet_tools.dataset.documents.read import Document
@@ -34,10 +34,11 @@ class Chunk:
 
     def block_at(self, offset: int) -> Block:
         """Returns the block at an offset of `text`."""
-        starts, at = [], 0
+        starts = []
+        end = 0
         for block in self.blocks:
-            starts.append(at)
-            at += len(_show(block)) + len(_BETWEEN)
+            starts.append(end)
+            end += len(_show(block)) + len(_BETWEEN)
         return self.blocks[max(0, bisect_right(starts, offset) - 1)]
 
 
@@ -49,7 +50,9 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
     """
     taken: list[Block] = []
     length = number = 0
-    pieces = [piece for block in document.blocks for piece in _split_block(block, size)]
+    pieces: list[Block | None] = []
+    for block in document.blocks:
+        pieces += _split_block(block, size)
     for piece in [*pieces, None]:
         more = len(_show(piece)) + len(_BETWEEN) if piece is not None else 0
         full = length + more - len(_BETWEEN) > size
@@ -57,14 +60,14 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
             piece is None or full or (piece.kind == "heading" and length >= _SMALL * size)
         ):
             last = reversed(taken) if piece is not None and piece.kind != "heading" else ()
-            headings = [*takewhile(lambda block: block.kind == "heading", last)][
-                ::-1
-            ]  # they belong to the next chunk
+            # headings at the end belong to the next chunk
+            headings = [*takewhile(lambda block: block.kind == "heading", last)][::-1]
             body = taken[: len(taken) - len(headings)]
             if any(block.kind != "heading" for block in body):
                 yield Chunk(document, number, tuple(body), _BETWEEN.join(map(_show, body)))
                 number += 1
-            taken, length = headings, sum(len(_show(block)) + len(_BETWEEN) for block in headings)
+            taken = headings
+            length = sum(len(_show(block)) + len(_BETWEEN) for block in headings)
         if piece is not None:
             taken.append(piece)
             length += more
@@ -78,8 +81,8 @@ def _show(block: Block) -> str:
 
 
 def _split_block(block: Block, size: int) -> Iterator[Block]:
-    whole = block.kind in ("table", "code")
-    if len(block.text) <= (WHOLE * size if whole else size):
+    is_unit = block.kind in ("table", "code")
+    if len(block.text) <= (WHOLE * size if is_unit else size):
         yield block
         return
     head, units = _units(block, size)
@@ -95,18 +98,15 @@ def _split_block(block: Block, size: int) -> Iterator[Block]:
 
 def _units(block: Block, size: int) -> tuple[str, Iterator[str]]:
     """Returns a prefix for each part (a table's header) and the smallest units to split at."""
+    head = ""
+    if block.kind in ("table", "code"):
+        units = block.text.splitlines(keepends=True)
+    else:
+        units = list(sentences_of(block.text))
     if block.kind == "table":
-        lines = block.text.splitlines(keepends=True)
-        return "".join(lines[:2]), (part for line in lines[2:] for part in _split_text(line, size))
-    if block.kind == "code":
-        return "", (
-            part
-            for line in block.text.splitlines(keepends=True)
-            for part in _split_text(line, size)
-        )
-    return "", (
-        part for sentence in sentences_of(block.text) for part in _split_text(sentence, size)
-    )
+        head = "".join(units[:2])
+        units = units[2:]
+    return head, chain.from_iterable(_split_text(unit, size) for unit in units)
 
 
 def sentences_of(text: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import AjetError, ConfigError
 from ajet_tools.dataset.documents.chunks import Chunk, chunks_of, sentences_of
 from ajet_tools.dataset.documents.read import Document, Unreadable
 from ajet_tools.dataset.similarity.near import Clusters
@@ -23,8 +23,14 @@ RELATED = 0.3
 """Two documents are related if they share this fraction of the smaller one's sentences."""
 SMALL = 5
 """With fewer documents, none is held out for validation by default."""
-_LEAST, _MOST = 40, 2000
-"""Minimum length of a sentence for comparisons, and the characters compared."""
+_LEAST = 40
+"""Minimum length of a sentence for comparisons."""
+_MOST = 2000
+"""Characters of a sentence that are compared."""
+
+
+class DocumentsFailed(AjetError, RuntimeError):
+    """Some documents could not be read; the others gave rows."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +54,37 @@ class Corpus:
     def chunks(self, side: str, seed: int) -> list[Chunk]:
         """Returns the chunks of a side in the order of use, which interleaves the documents by
         their length."""
-        placed = [
-            ((rank + start) / len(entry.chunks), entry.document.digest, chunk)
-            for entry in self.held
-            if entry.side == side
-            for start in [int(_hash(f"{seed}:{entry.document.digest}")[:8], 16) / 0x100000000]
-            for rank, chunk in enumerate(
-                sorted(
-                    entry.chunks,
-                    key=lambda chunk: _hash(f"{seed}:{chunk.document.digest}:{chunk.number}"),
-                )
-            )
-        ]
-        return [chunk for _, _, chunk in sorted(placed, key=lambda item: item[:2])]
+
+        def order(chunk: Chunk) -> str:
+            return _hash(f"{seed}:{chunk.document.digest}:{chunk.number}")
+
+        placed: list[tuple[float, str, Chunk]] = []
+        for entry in self.held:
+            if entry.side != side:
+                continue
+            digest = entry.document.digest
+            start = int(_hash(f"{seed}:{digest}")[:8], 16) / 0x100000000
+            for rank, chunk in enumerate(sorted(entry.chunks, key=order)):
+                placed.append(((rank + start) / len(entry.chunks), digest, chunk))
+        placed.sort(key=lambda item: item[:2])
+        return [chunk for _, _, chunk in placed]
 
     def share(self, side: str) -> float:
         """Returns a side's share of all chunks."""
         total = sum(len(entry.chunks) for entry in self.held)
-        return (
-            sum(len(entry.chunks) for entry in self.held if entry.side == side) / total
-            if total
-            else 0.0
+        chunks = sum(len(entry.chunks) for entry in self.held if entry.side == side)
+        return chunks / total if total else 0.0
+
+    @property
+    def failure(self) -> DocumentsFailed | None:
+        """The reason why the rows are of fewer documents than were given, if any."""
+        if not self.unreadable:
+            return None
+        bad = len(self.unreadable)
+        total = bad + len(self.held) + len(self.copies)
+        return DocumentsFailed(
+            f"{bad} of {total} documents could not be read (listed above and in documents.jsonl); "
+            "the rows are from the others"
         )
 
     @property
@@ -101,30 +117,34 @@ def prepare(
     Raises ConfigError if no document can be held out.
     """
     by_digest: dict[str, Document] = {}
-    copies, unreadable = list[tuple[str, str]](), list[Unreadable]()
+    copies: list[tuple[str, str]] = []
+    unreadable: list[Unreadable] = []
     for document in read:
         if isinstance(document, Unreadable):
             unreadable.append(document)
         elif by_digest.setdefault(document.digest, document) is not document:
             copies.append((document.name, by_digest[document.digest].name))
     documents = list(by_digest.values())
-    first: dict[str, Chunk] = {}
-    chunks = [
-        tuple(
-            c for c in chunks_of(document, size) if first.setdefault(_hash(normal(c.text)), c) is c
-        )
-        for document in documents
-    ]
     groups = _groups(documents)
-    apart = (
-        _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation)
-        if documents
-        else ()
-    )
-    sides = ("validation" if group in apart else "train" for group in groups)
-    return Corpus(
-        tuple(map(Held, documents, chunks, sides, groups)), tuple(copies), tuple(unreadable)
-    )
+    seen: set[str] = set()
+    chunks: list[tuple[Chunk, ...]] = []
+    for document in documents:
+        new = []
+        for chunk in chunks_of(document, size):
+            digest = _hash(normal(chunk.text))
+            if digest not in seen:
+                seen.add(digest)
+                new.append(chunk)
+        chunks.append(tuple(new))
+    apart: set[int] = set()
+    if documents:
+        sizes = list(map(len, chunks))
+        apart = _choose_validation(groups, sizes, list(by_digest), seed, validation)
+    held = []
+    for document, some, group in zip(documents, chunks, groups, strict=True):
+        side = "validation" if group in apart else "train"
+        held.append(Held(document, some, side, group))
+    return Corpus(tuple(held), tuple(copies), tuple(unreadable))
 
 
 def _groups(documents: Sequence[Document]) -> list[int]:
@@ -149,12 +169,13 @@ def _groups(documents: Sequence[Document]) -> list[int]:
 
 def _sentences(document: Document) -> set[bytes]:
     """Returns the digests of the long sentences."""
-    all_sentences = (sentence for block in document.blocks for sentence in sentences_of(block.text))
-    long = (sentence[:_MOST] for sentence in all_sentences if len(sentence) >= _LEAST)
-    return {
-        hashlib.blake2b(normal(sentence).encode("utf-8", "replace"), digest_size=8).digest()
-        for sentence in long
-    }
+    digests = set()
+    for block in document.blocks:
+        for sentence in sentences_of(block.text):
+            if len(sentence) >= _LEAST:
+                text = normal(sentence[:_MOST]).encode("utf-8", "replace")
+                digests.add(hashlib.blake2b(text, digest_size=8).digest())
+    return digests
 
 
 def _choose_validation(
@@ -170,31 +191,29 @@ def _choose_validation(
     for group, size, digest in zip(groups, sizes, digests, strict=True):
         chunks[group] += size
         names[group] = min(digest, names.get(group, digest))
-    share = validation if validation is not None else (0.1 if len(chunks) >= SMALL else 0.0)
+    share = validation
+    if share is None:
+        share = 0.1 if len(chunks) >= SMALL else 0.0
     if not share:
         return set()
     if len(chunks) < 2:
-        reason = (
-            "there is one document"
-            if len(groups) == 1
-            else "the documents have most of their text in common"
-        )
+        reason = "the documents have most of their text in common"
+        if len(groups) == 1:
+            reason = "there is one document"
         raise ConfigError(
             f"--validation {share:g}: {reason}, and no document is on both sides; add documents, or"
             " pass 0"
         )
     wanted = share * sum(chunks.values())
     order = sorted(chunks, key=lambda group: _hash(f"{seed}:{names[group]}"))
-    chosen: list[int] = []
+    apart: set[int] = set()
+    taken = 0
     for group in order:
-        taken = sum(chunks[chosen_group] for chosen_group in chosen)
-        if (
-            len(chosen) < len(order) - 1
-            and taken < wanted
-            and taken + chunks[group] <= 1.5 * wanted
-        ):
-            chosen.append(group)
-    return set(chosen) or {min(order, key=lambda group: chunks[group])}
+        fits = taken < wanted and taken + chunks[group] <= 1.5 * wanted
+        if fits and len(apart) < len(order) - 1:
+            apart.add(group)
+            taken += chunks[group]
+    return apart or {min(order, key=lambda group: chunks[group])}
 
 
 def _hash(text: str) -> str:

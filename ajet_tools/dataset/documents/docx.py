@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +93,17 @@ def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Bloc
     from docx.text.paragraph import Paragraph
 
     paragraph = Paragraph(element, document)
-    text, style = (
-        _text(element).strip(),
-        (paragraph.style.name or "") if paragraph.style is not None else "",
-    )
+    text = _text(element).strip()
+    style = ""
+    if paragraph.style is not None:
+        style = paragraph.style.name or ""
     match = _HEADING.match(style)
     if text and (match or style == "Title"):  # a title has the level of the first heading
         headings.enter(int(match[1]) if match else 1, text)
         yield Block("heading", text, heading=headings.path)
     elif text:
-        yield Block(
-            "text", f"- {text}" if style.startswith("List ") else text, heading=headings.path
-        )
+        shown = f"- {text}" if style.startswith("List ") else text
+        yield Block("text", shown, heading=headings.path)
     for box in element.iterdescendants():
         if _name(box) == "txbxContent" and not any(
             _name(ancestor) in _UNSEEN for ancestor in box.iterancestors()
@@ -114,24 +114,29 @@ def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Bloc
 def _text(element: Any) -> str:
     """Returns the text of a paragraph or part of it, except in text boxes."""
     name = _name(element)
-    if name in ("t", *_MARKS):
-        return element.text or "" if name == "t" else _MARKS[name]
-    hidden = name == "r" and any(
-        _name(inner) == "vanish" for mark in element if _name(mark) == "rPr" for inner in mark
-    )
-    return (
-        "" if hidden or name in (*_UNSEEN, "txbxContent", "pPr") else "".join(map(_text, element))
-    )
+    if name == "t":
+        return element.text or ""
+    if name in _MARKS:
+        return _MARKS[name]
+    if name in (*_UNSEEN, "txbxContent", "pPr") or (name == "r" and _is_hidden(element)):
+        return ""
+    return "".join(map(_text, element))
+
+
+def _is_hidden(run: Any) -> bool:
+    properties = (mark for mark in run if _name(mark) == "rPr")
+    return any(_name(inner) == "vanish" for inner in chain.from_iterable(properties))
 
 
 def _cells(table: Any, document: Any) -> list[list[str]]:
     """Returns the texts of a table's cells; a merged cell occurs once per row."""
     from docx.table import Table
 
-    return [
-        list({id(cell._tc): " ".join(map(_text, cell._tc)) for cell in row.cells}.values())
-        for row in Table(table, document).rows
-    ]
+    rows = []
+    for row in Table(table, document).rows:
+        text_by_cell = {id(cell._tc): " ".join(map(_text, cell._tc)) for cell in row.cells}
+        rows.append(list(text_by_cell.values()))
+    return rows
 
 
 def _name(element: Any) -> str:

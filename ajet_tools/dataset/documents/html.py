@@ -115,10 +115,9 @@ def _element(tag: Any, headings: Headings) -> Iterator[Block]:
             headings.enter(_HEADINGS[tag.name], title)
             yield Block("heading", title, heading=headings.path)
     elif tag.name == "table" and not tag.find("table"):
-        rows = [
-            [cell.get_text(" ") for cell in row.find_all(["td", "th"])]
-            for row in tag.find_all("tr")
-        ]
+        rows = []
+        for row in tag.find_all("tr"):
+            rows.append([cell.get_text(" ") for cell in row.find_all(["td", "th"])])
         if text := table_text(rows):
             yield Block("table", text, heading=headings.path)
     elif tag.name == "pre":

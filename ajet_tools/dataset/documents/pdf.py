@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,15 +47,14 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         raise MissingExtra("pypdf", "documents") from None
     with path.open("rb") as file, _explain_errors(path):
         reader = PdfReader(file)
-        if reader.is_encrypted and not reader.decrypt(
-            ""
-        ):  # an empty password often forbids printing
+        # an empty password often forbids printing
+        if reader.is_encrypted and not reader.decrypt(""):
             raise TaskError(
                 f"{path} is password-protected; decrypt it (`qpdf --decrypt --password=... in.pdf"
                 " out.pdf`)"
             )
         pages = _remove_running_heads([_lines(page) for page in reader.pages])
-        if not any(line.text.strip() for page in pages for line in page):
+        if not any(line.text.strip() for line in chain.from_iterable(pages)):
             count = "its 1 page has" if len(pages) == 1 else f"its {len(pages)} pages have"
             raise TaskError(
                 f"{path}: {count} no text (a scan or drawing); run OCR first (`ocrmypdf in.pdf"
@@ -107,8 +107,9 @@ def _lines(page: Any) -> list[_Line]:
     def collect(text: str, _: Any, matrix: Sequence[float], font: Any, size: float) -> None:
         pieces.append((text, abs(size * matrix[3])))
 
-    whole = page.extract_text(visitor_text=collect).replace("\x00", "")
-    lines, sizes = [""], [Counter[float]()]
+    page_text = page.extract_text(visitor_text=collect).replace("\x00", "")
+    lines = [""]
+    sizes = [Counter[float]()]
     for text, size in pieces:
         for index, part in enumerate(text.replace("\x00", "").split("\n")):
             if index:
@@ -116,8 +117,8 @@ def _lines(page: Any) -> list[_Line]:
                 sizes.append(Counter())
             lines[-1] += part
             sizes[-1][round(size, 1)] += len(part.strip())
-    if "\n".join(lines).split() != whole.split():
-        return [_Line(line.rstrip(), 0.0) for line in whole.split("\n")]
+    if "\n".join(lines).split() != page_text.split():
+        return [_Line(line.rstrip(), 0.0) for line in page_text.split("\n")]
     return [
         _Line(line.rstrip(), most.most_common(1)[0][0] if most else 0.0)
         for line, most in zip(lines, sizes, strict=True)
@@ -127,7 +128,7 @@ def _lines(page: Any) -> list[_Line]:
 def _levels_by_size(pages: Sequence[Sequence[_Line]]) -> dict[float, int]:
     """Returns heading levels by type size, for sizes larger than body text."""
     letters: Counter[float] = Counter()
-    for line in (line for page in pages for line in page):
+    for line in chain.from_iterable(pages):
         letters[line.size] += len(line.text)
     body = letters.most_common(1)[0][0]
     larger = sorted((size for size in letters if size >= _LARGER * body > 0), reverse=True)
@@ -150,16 +151,12 @@ def _find_titles(
     for level, title in titles:
         bare = _strip_title(title)
         after = max(level_at, default=-1)
-        places = (
-            i
-            for i, line in enumerate(page)
-            if i > after and bare and _strip_title(line.text) == bare
-        )
-        place = next(places, None)
-        if place is None:
-            elsewhere.append((level, title))
+        for place, line in enumerate(page):
+            if place > after and bare and _strip_title(line.text) == bare:
+                level_at[place] = level
+                break
         else:
-            level_at[place] = level
+            elsewhere.append((level, title))
     return level_at, elsewhere
 
 
@@ -184,22 +181,17 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
     """Removes first and last lines that occur on most pages, ignoring numbers."""
     if len(pages) < _REPEATED_FROM:
         return pages
-    for at in (0, -1):
-        forms = [
-            (
-                re.sub(r"\d+", "0", " ".join(page[at].text.split()))
-                if (page := [line for line in page_lines if line.text.strip()])
-                else ""
-            )
-            for page_lines in pages
-        ]
-        counts = Counter(form for form in forms if form)
-        repeated = {
-            form for form, count in counts.items() if count > len(pages) / 2 or is_page_number(form)
-        }
+    for end in (0, -1):
+        forms = []
+        for page in pages:
+            texts = [line.text for line in page if line.text.strip()]
+            form = " ".join(texts[end].split()) if texts else ""
+            forms.append(re.sub(r"\d+", "0", form))
+        counts = Counter(filter(None, forms))
         for page, form in zip(pages, forms, strict=True):
-            if form in repeated:
-                del page[[index for index, line in enumerate(page) if line.text.strip()][at]]
+            if counts[form] > len(pages) / 2 or (form and is_page_number(form)):
+                places = [index for index, line in enumerate(page) if line.text.strip()]
+                del page[places[end]]
     return pages
 
 

@@ -144,7 +144,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    counts, again, unique = Counter(name for name, _ in documents), Counter[str](), []
+    counts = Counter(name for name, _ in documents)
+    again: Counter[str] = Counter()
+    unique = []
     for short, path in documents:
         name = short if counts[short] == 1 else f"{path.resolve().parent.name}/{path.name}"
         again[name] += 1
@@ -198,11 +200,11 @@ def _normalize(block: Block) -> Block:
     """Normalizes Unicode to NFC, and replaces characters that UTF-8 can't encode."""
     if block.text.isascii() and block.heading.isascii():
         return block
-    text, heading = (
-        unicodedata.normalize("NFC", part).encode("utf-8", "replace").decode()
-        for part in (block.text, block.heading)
-    )
-    return replace(block, text=text, heading=heading)
+    return replace(block, text=_in_utf8(block.text), heading=_in_utf8(block.heading))
+
+
+def _in_utf8(text: str) -> str:
+    return unicodedata.normalize("NFC", text).encode("utf-8", "replace").decode()
 
 
 def _blocks(path: Path, kind: str, encoding: str | None, data: bytes) -> Iterable[Block]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,11 +22,11 @@ from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
-from ajet_tools.dataset.from_traces.feedback_jobs import (
+from ajet_tools.dataset.from_traces.corrections import (
     REDACTED,
-    AttemptsJob,
-    ConversationsJob,
     Corrections,
+    attempts,
+    learnable,
 )
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
@@ -39,31 +38,15 @@ from ajet_tools.dataset.from_traces.tasks import (
 )
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace import export as formats
-from ajet_tools.trace.export.job import Job, refuse_trace
+from ajet_tools.trace.export.job import Job, json_line, refuse_trace
 
-Format = Literal[
-    "tasks",
-    "messages",
-    "sharegpt",
-    "trl-prompt",
-    "preferences",
-    "tokens",
-    "otlp",
-    "native",
-    "html",
-]
+Format = Literal["tasks", formats.Format]
 FORMATS: tuple[Format, ...] = get_args(Format)
 TRAINING: tuple[Format, ...] = (
     "tasks",
-    "messages",
-    "sharegpt",
-    "trl-prompt",
-    "preferences",
-    "tokens",
+    *(name for name, writer in formats.WRITERS.items() if writer.teaches),
 )
 """Training data, without validation tasks. The others are for people and other tools."""
-_WHOLE = ("tokens", "otlp", "native", "html")
-"""Written by the trace's own writer; the others are rows, in the format of the file's suffix."""
 _CHUNK = 64
 _HIDDEN = "rows with a reply of personal data or a secret, now redacted"
 _EPISODES = ("episode_id", "chosen_episode_id", "rejected_episode_id")
@@ -83,8 +66,6 @@ class Options:
     """Reject tasks without a known answer."""
     accept_outputs: bool = False
     """Use a liked output as the answer if no other is known."""
-    per_task: int = 0
-    """For conversations: maximum number of episodes per task, best first; 0 means all."""
     margin: float = 0.0
     """For preferences: minimum difference of the rewards of a pair."""
 
@@ -152,7 +133,7 @@ def export(
         refuse_trace(Path(target))
     work = _Export(sources, format, choice, options, grader, progress)
     work.result.path = str(target)
-    if format in _WHOLE:
+    if format != "tasks" and formats.WRITERS[format].whole:
         work.write_whole(target)
         return work.result
     rows = work.rows()
@@ -233,14 +214,16 @@ class _Export:
             raise _no_rows_error(self.result)
         self._verdicts: dict[str, RowVerdict | None] = {}
         self._corrections = self._read_corrections()
+        self._corrected: set[str] = set()
+        """Episodes with a corrected reply."""
         if grader is not None:
             asyncio.run(self._grade(grader))
 
     def _read_corrections(self) -> Corrections:
         opinions = self._chosen.opinions
         corrected = [id for id in self._chosen.ids if opinions[id].correction is not None]
-        groups = Job(self._sources.reader, corrected, self._options.redact).groups(feedback=True)
-        return Corrections.of(chain.from_iterable(groups), self._sources.foreign_runs)
+        records = Job(self._sources.reader, corrected, self._options.redact).records(feedback=True)
+        return Corrections.of(records, self._sources.foreign_runs)
 
     async def _grade(self, grader: EpisodeGrader) -> None:
         """Grades episodes in chunks, which limits memory."""
@@ -251,7 +234,7 @@ class _Export:
             self._progress("grading", self.result.graded, total)
 
         job = Job(self._sources.reader, self._chosen.ids, self._options.redact)
-        records = chain.from_iterable(job.groups(feedback=True))
+        records = job.records(feedback=True)
         try:
             while chunk := list(islice(records, max(_CHUNK, 4 * grader.endpoint.concurrency))):
                 verdicts = await grader.grade_all(chunk, count)
@@ -294,8 +277,8 @@ class _Export:
             self.result.reject([row])
         return good
 
-    def _job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
-        return kind(
+    def _job(self, ids: Sequence[str]) -> Job:
+        return Job(
             reader=self._sources.reader,
             episode_ids=list(ids),
             redact=self._options.redact,
@@ -304,7 +287,6 @@ class _Export:
             progress=partial(self._progress, "reading"),
             trace=self._sources.path,
             keep_cut=self._choice.keeps_cut,
-            **more,
         )
 
     def _count(self, job: Job) -> None:
@@ -347,15 +329,15 @@ class _Export:
 
     def _fill_pool(self) -> TaskPool:
         pool = TaskPool(self._corrections.disputed)
-        job = self._job(Job, self._chosen.ids)
-        for whole in chain.from_iterable(job.groups(feedback=True)):
-            episode_id = whole.episode.episode_id
+        job = self._job(self._chosen.ids)
+        for stored_record in job.records(feedback=True):
+            episode_id = stored_record.episode.episode_id
             verdict = self._verdicts.get(episode_id)
             if self._grader is not None and verdict is None:
                 continue
             # A task whose answer was redacted is rejected, not settled without it.
-            record, _ = self._corrections.settle(whole, REDACTED)
-            foreign = whole.episode.run_id in self._sources.foreign_runs
+            record, _ = self._corrections.settle(stored_record, REDACTED)
+            foreign = stored_record.episode.run_id in self._sources.foreign_runs
             tasks = list(
                 traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs)
             )
@@ -381,44 +363,29 @@ class _Export:
 
     def _conversations(self) -> Iterator[dict[str, object]]:
         """Yields the rows of each episode, with corrected replies."""
-        ids = self._good_ids()
-        if self._options.per_task:
-            ids = sorted(ids, key=self._worth)
-        # A rubric decides what is worth imitating in place of the rewards.
-        job = self._job(
-            ConversationsJob,
-            ids,
-            foreign_runs=self._sources.foreign_runs,
-            corrections=self._corrections,
-            per_task=self._options.per_task,
-            worthless={} if self._verdicts else self._chosen.worthless,
+        job = self._job(self._good_ids())
+        records = learnable(
+            job,
+            self._corrections,
             liked=not self._choice.takes_failures,
+            # a rubric decides what is worth imitating in place of the rewards
+            worthless={} if self._verdicts else self._chosen.worthless,
+            corrected=self._corrected,
         )
-        yield from self._learnable_rows(job)
-        self.result.duplicates = job.duplicates
-
-    def _worth(self, episode_id: str) -> tuple[float, ...]:
-        """Sorts the best episodes first: corrected, liked, rewarded; then the oldest."""
-        opinion = self._chosen.opinions[episode_id]
-        liked = 0.5 if opinion.score is None else opinion.score
-        reward = self._chosen.rewards.get(episode_id, 0.0)
-        return (-float(opinion.correction is not None), -liked, -reward)
+        yield from self._learnable_rows(job, records)
 
     def _preferences(self) -> Iterator[dict[str, object]]:
         """Yields pairs of better and worse attempts, and corrections, without repetitions."""
-        scores: dict[str, object] = {}
+        scores: dict[str, float] = {}
         for episode_id, verdict in self._verdicts.items():
             if verdict is not None and not verdict.failed:
                 scores[episode_id] = verdict.details["score"]
-        job = self._job(
-            AttemptsJob,
-            self._chosen.ids,
-            foreign_runs=self._sources.foreign_runs,
-            corrections=self._corrections,
-            scores=scores,
+        job = self._job(self._chosen.ids)
+        groups = attempts(
+            job, self._corrections, foreign_runs=self._sources.foreign_runs, scores=scores
         )
         seen: set[str] = set()
-        for row in self._learnable_rows(job):
+        for row in self._learnable_rows(job, groups):
             text = json.dumps([row["prompt"], row["chosen"], row["rejected"]], sort_keys=True)
             if text in seen:
                 self.result.duplicates += 1
@@ -426,21 +393,18 @@ class _Export:
                 seen.add(text)
                 yield row
 
-    def _learnable_rows(self, job: Job) -> Iterator[dict[str, object]]:
+    def _learnable_rows(self, job: Job, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yields the rows of a format without redacted replies, each with its provenance."""
-        write = formats.writer_of(self.result.format)  # type: ignore[arg-type]
-        with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # large exports go to disk
-            write(job, file)  # type: ignore[arg-type]
-            self._count(job)
-            file.seek(0)
-            for line in file:
-                row = json.loads(line)
-                if self._options.redact and any(map(has_placeholder, _replies_of(row))):
-                    self.result.left_out[_HIDDEN] += 1
-                else:
-                    yield {**row, "provenance": self._provenance(row, job)}
+        format: Any = self.result.format
+        for record_row in formats.rows_of(job, format, records):
+            row = json.loads(json_line(record_row))  # as it is stored
+            if self._options.redact and any(map(has_placeholder, _replies_of(row))):
+                self.result.left_out[_HIDDEN] += 1
+            else:
+                yield {**row, "provenance": self._provenance(row)}
+        self._count(job)
 
-    def _provenance(self, row: dict[str, Any], job: Job) -> dict[str, object]:
+    def _provenance(self, row: dict[str, Any]) -> dict[str, object]:
         episodes = [row[name] for name in _EPISODES if row.get(name)]
         provenance: dict[str, object] = {
             "source": "trace",
@@ -452,7 +416,7 @@ class _Export:
         verdict = self._verdict(episodes[0]) if episodes else None
         if verdict is not None:
             provenance["verdict"] = verdict
-        if isinstance(job, ConversationsJob) and row.get("episode_id") in job.corrected:
+        if row.get("episode_id") in self._corrected:
             provenance["corrected"] = True
         return provenance
 

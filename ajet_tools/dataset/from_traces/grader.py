@@ -107,27 +107,27 @@ class EpisodeGrader:
 
 
 def _transcript(record: Record) -> str:
-    transcripts = [
-        "\n".join(f"[{m.get('role', '?')}] {parts_of(m).text}" for m in conversation.messages)
-        for conversation in conversations(record.episode)
-    ]
     episode = record.episode
-    whole = "\n\n--- another conversation of it ---\n".join(transcripts) or episode.task.main_query
-    ended = [f"[output] {episode.output}"] if isinstance(episode.output, str) else []
-    ended += [f"It ended as {episode.status}: {episode.error}"] if episode.error else []
-    return "\n\n".join([shorten(whole), *(shorten(text, _LONGEST_OUTCOME) for text in ended)])
+    transcripts = []
+    for conversation in conversations(episode):
+        lines = [f"[{m.get('role', '?')}] {parts_of(m).text}" for m in conversation.messages]
+        transcripts.append("\n".join(lines))
+    transcript = "\n\n--- another conversation of it ---\n".join(transcripts)
+    parts = [shorten(transcript or episode.task.main_query)]
+    if isinstance(episode.output, str):
+        parts.append(shorten(f"[output] {episode.output}", _LONGEST_OUTCOME))
+    if episode.error:
+        parts.append(shorten(f"It ended as {episode.status}: {episode.error}", _LONGEST_OUTCOME))
+    return "\n\n".join(parts)
 
 
 def _remarks(record: Record) -> list[str]:
     remarks = []
     for feedback in record.feedback:
-        remarks += (
-            [f"rated {feedback.score:g} (0 bad, 1 good)"] if feedback.score is not None else []
-        )
-        remarks += [feedback.comment] if feedback.comment else []
-        remarks += (
-            [f"the right answer would have been: {feedback.correction}"]
-            if feedback.correction
-            else []
-        )
+        if feedback.score is not None:
+            remarks.append(f"rated {feedback.score:g} (0 bad, 1 good)")
+        if feedback.comment:
+            remarks.append(feedback.comment)
+        if feedback.correction:
+            remarks.append(f"the right answer would have been: {feedback.correction}")
     return remarks

@@ -50,13 +50,15 @@ def opened_sources(
     foreign = [Path(path) if str(path) != "-" else None for path in paths if path not in traces]
     with ExitStack() as stack:
         if not foreign and len(traces) < 2:
-            reader, at = open_located(traces[0] if traces else None)
-            yield Sources(stack.enter_context(closing(reader)), (str(at),), at)
+            reader, path_of_trace = open_located(traces[0] if traces else None)
+            yield Sources(
+                stack.enter_context(closing(reader)), (str(path_of_trace),), path_of_trace
+            )
             return
-        files, names = (
-            [file for path in traces for file in located_files(path)],
-            tuple(map(str, paths)),
-        )
+        files: list[Path] = []
+        for path in traces:
+            files += located_files(path)
+        names = tuple(map(str, paths))
         if not foreign:
             reader = stack.enter_context(closing(open_trace(*files)))
             _refuse_twice(reader)
@@ -64,10 +66,8 @@ def opened_sources(
             return
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))
         imported_file = Path(folder, "imported.duckdb")
-        done, runs = (
-            import_files(foreign, imported_file, format, skip_bad_rows=skip_bad_rows),
-            frozenset[str](),
-        )
+        done = import_files(foreign, imported_file, format, skip_bad_rows=skip_bad_rows)
+        runs: frozenset[str] = frozenset()
         if any(kind != "native" for kind in done.formats.values()):
             with closing(open_trace(imported_file)) as imported:
                 runs = frozenset(row["run_id"] for row in rows(imported, "SELECT run_id FROM runs"))

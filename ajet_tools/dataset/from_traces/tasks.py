@@ -7,7 +7,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from ajet_sdk.dialects.message_parts import parts_of
@@ -73,24 +74,25 @@ def traced_tasks(
         foreign: another tool recorded it, so its task id does not identify the task.
         accept_output: use a liked output as the answer.
     """
-    episode, overall_opinion = record.episode, opinion(record.feedback)
+    episode = record.episode
+    overall_opinion = opinion(record.feedback)
     for question in _questions(episode, overall_opinion):
-        mine = _about(record.feedback, question, episode)
+        own_opinion = _about(record.feedback, question, episode)
         task = _task(episode.task, question)
         if not (task.main_query or task.init_messages or task.metadata):
             continue
         stored = question.own and not foreign
         key = f"id:{task.task_id}" if stored else f"text:{task_key(task)}"
-        answer, of, corrected = _answer(episode, question, mine, accept_output)
+        answer, origin, corrected = _answer(episode, question, own_opinion, accept_output)
         hidden = (
             record.redacted
-            and of is not None
+            and origin is not None
             and isinstance(answer, str)
             and has_placeholder(answer)
         )
         problem = "the answer contained personal data or a secret, now redacted" if hidden else None
         yield TracedTask(
-            key, task, episode.episode_id, answer, of, corrected, mine, problem, stored
+            key, task, episode.episode_id, answer, origin, corrected, own_opinion, problem, stored
         )
 
 
@@ -101,10 +103,10 @@ def has_placeholder(text: str) -> bool:
 
 def task_key(task: Task) -> str:
     """Hashes the question, ignoring case and white space."""
-    asked = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
-    asked = asked or [("", plain_text(task.main_query))]
+    turns = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
+    turns = turns or [("", plain_text(task.main_query))]
     more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
-    text = json.dumps([asked, more], ensure_ascii=True, sort_keys=True, default=str)
+    text = json.dumps([turns, more], ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -115,14 +117,20 @@ def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
     if _is_process(episode):
         return [_last_of(conversation) for conversation in all_conversations]
     named = overall_opinion.correction.call_id if overall_opinion.correction else None
-    answered = [
-        (c, place) for c in all_conversations for call_id, place in c.turns if call_id == named
-    ]
-    for conversation, place in answered[:1]:
-        later = _cut(conversation, _last_user(conversation.messages[:place]), own=False)
-        if any(message.get("role") == "assistant" for message in later.messages):
-            return [later]
+    later = _question_of_call(named, all_conversations)
+    if later is not None and any(m.get("role") == "assistant" for m in later.messages):
+        return [later]
     return [_of_task(episode.task, all_conversations)]
+
+
+def _question_of_call(
+    call_id: str | None, all_conversations: Sequence[Conversation]
+) -> _Question | None:
+    for conversation in all_conversations:
+        place = dict(conversation.turns).get(call_id or "")
+        if place is not None:
+            return _cut(conversation, _last_user(conversation.messages[:place]), own=False)
+    return None
 
 
 def _is_process(episode: Episode) -> bool:
@@ -139,18 +147,21 @@ def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question
     """Locates the stored question: as a whole message, else inside a message, else at the
     beginning."""
     query = task.main_query.strip()
-    located_messages = [(c, i, m) for c in all_conversations for i, m in enumerate(c.messages)]
-    for conversation, at, message in located_messages:
+    located_messages: list[tuple[Conversation, int, Message]] = []
+    for conversation in all_conversations:
+        for place, message in enumerate(conversation.messages):
+            located_messages.append((conversation, place, message))
+    for conversation, place, message in located_messages:
         if query and message.get("role") == "user" and parts_of(message).text.strip() == query:
-            return _cut(conversation, at)
+            return _cut(conversation, place)
     if not query or any(
         m.get("role") == "tool" and parts_of(m).text.strip() == query
         for _, _, m in located_messages
     ):
         return _last_of(all_conversations[0])  # the query of a served request may be a tool result
-    for conversation, at, message in located_messages:
+    for conversation, place, message in located_messages:
         if message.get("role") == "user" and query in parts_of(message).text:
-            return _cut(conversation, at)
+            return _cut(conversation, place)
     first = all_conversations[0]
     return _cut(first, _last_user(first.messages[: first.turns[0][1]]))
 
@@ -172,11 +183,9 @@ def _task(stored: Task, question: _Question) -> Task:
     """Returns the stored task with its conversation, or a new task for a different question."""
     messages = [dict(message) for message in question.messages]
     if question.own:
-        return (
-            stored
-            if stored.init_messages or not messages
-            else stored.model_copy(update={"init_messages": messages})
-        )
+        if stored.init_messages or not messages:
+            return stored
+        return stored.model_copy(update={"init_messages": messages})
     query = parts_of(messages[-1]).text.strip() if messages else stored.main_query
     moved = {
         k: query if v == stored.main_query and v else v
@@ -227,11 +236,9 @@ def _value(liked: object) -> Any:
     if not isinstance(liked, str):
         return liked
     final = final_of(liked)
-    return (
-        final
-        if final is not None and (number(final) is not None or _MARKED.search(liked))
-        else None
-    )
+    if final is None or (number(final) is None and not _MARKED.search(liked)):
+        return None
+    return final
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
@@ -244,81 +251,79 @@ def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
     return False
 
 
-@dataclass
-class _Group:
-    task: Task
-    stored: bool
-    episodes: list[str] = field(default_factory=list)
-    corrections: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    """(when, answer, stored answer)."""
-    answers: dict[str, Any] = field(default_factory=dict)
-    """The first answer of each origin."""
-    scores: list[float] = field(default_factory=list)
-    comments: list[str] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    verdict: Mapping[str, object] | None = None
-    splits: set[str] = field(default_factory=set)
+@dataclass(frozen=True)
+class _Seen:
+    """An episode of a task, with what is known of it."""
 
-    def add(
-        self,
-        traced: TracedTask,
-        failure: str | None,
-        verdict: Mapping[str, object] | None,
-        split: str,
-    ) -> None:
-        self.splits.add(split)
-        self.episodes.append(traced.episode_id)
-        self.scores += [] if traced.said.score is None else [traced.said.score]
-        self.comments += traced.said.comments
-        self.failures.update([failure] if failure else [])
-        self.verdict = self.verdict or verdict
-        if traced.answer_from == "correction" and traced.said.correction is not None:
-            self.corrections.append((traced.said.correction.at, traced.answer, traced.corrected))
-        elif traced.answer_from is not None:
-            self.answers.setdefault(traced.answer_from, traced.answer)
+    traced: TracedTask
+    failure: str | None
+    verdict: Mapping[str, object] | None
+    split: str
 
-    def settle_answer(self) -> tuple[Any, str | None, Any]:
-        """Returns the latest correction, else the stored answer, else that of a liked output."""
-        if self.corrections:
-            _, answer, stored = max(self.corrections, key=lambda correction: correction[0])
-            return answer, "correction", stored
-        return next(
-            ((self.answers[of], of, None) for of in _ORIGINS if of in self.answers),
-            (None, None, None),
-        )
 
-    def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        attempts, failed = tried.get(self.task.task_id, (0, 0))
-        return max(attempts, len(self.episodes)), max(failed, self.failures.total())
+def _settled_answer(seen: Sequence[_Seen]) -> tuple[Any, str | None, Any]:
+    """Returns the latest correction, else the stored answer, else that of a liked output; its
+    origin; and the stored answer that a correction replaces."""
+    corrected = [each.traced for each in seen if each.traced.said.correction is not None]
+    corrected = [traced for traced in corrected if traced.answer_from == "correction"]
+    if corrected:
+        latest = max(corrected, key=lambda traced: traced.said.correction.at)  # type: ignore[union-attr]
+        return latest.answer, "correction", latest.corrected
+    for origin in _ORIGINS:
+        for each in seen:
+            if each.traced.answer_from == origin:
+                return each.traced.answer, origin, None
+    return None, None, None
 
-    def row(
-        self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, object]
-    ) -> dict[str, object]:
-        answer, of, corrected = self.settle_answer()
-        task = self.task if tried is None or not self.stored else _seed(self.task)
-        metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
-        provenance: dict[str, object] = {
-            "source": "trace", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
-            "splits": sorted(self.splits), "attempts": len(self.episodes), "answer_from": of, **more,
-        }  # fmt: skip
-        if corrected is not None:
-            provenance["instead_of"] = corrected
-        if self.scores:
-            provenance["feedback"] = {
-                "mean": sum(self.scores) / len(self.scores),
-                "given": len(self.scores),
-            }
-        if self.comments:
-            provenance["comments"] = self.comments[:_MOST_EPISODES]
-        if tried is not None:
-            attempts, failed = self.count_attempts(tried)
-            provenance |= {"attempts": attempts, "failed": failed, "failures": dict(self.failures)}
-        if self.verdict is not None:
-            provenance["verdict"] = dict(self.verdict)
-        row: dict[str, object] = {"main_query": task.main_query, "task_id": task.task_id}
-        row |= {"init_messages": task.init_messages} if task.init_messages else {}
-        row |= {"env_type": task.env_type} if task.env_type else {}
-        return {**row, "metadata": metadata, "provenance": provenance}
+
+def _count_attempts(seen: Sequence[_Seen], tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Returns the number of attempts at a task, and of failures."""
+    attempts, failed = tried.get(seen[0].traced.task.task_id, (0, 0))
+    failures = sum(each.failure is not None for each in seen)
+    return max(attempts, len(seen)), max(failed, failures)
+
+
+def _task_row(
+    seen: Sequence[_Seen],
+    tried: Mapping[str, tuple[int, int]] | None,
+    more: Mapping[str, object],
+) -> dict[str, object]:
+    answer, origin, replaced = _settled_answer(seen)
+    task = seen[0].traced.task
+    if tried is not None and seen[0].traced.stored:
+        task = _seed(task)
+    provenance: dict[str, object] = {
+        "source": "trace",
+        "seeds": [task.task_id],
+        "episodes": [each.traced.episode_id for each in seen[:_MOST_EPISODES]],
+        "splits": sorted({each.split for each in seen}),
+        "attempts": len(seen),
+        "answer_from": origin,
+        **more,
+    }
+    if replaced is not None:
+        provenance["instead_of"] = replaced
+    scores = [each.traced.said.score for each in seen if each.traced.said.score is not None]
+    if scores:
+        provenance["feedback"] = {"mean": sum(scores) / len(scores), "given": len(scores)}
+    comments = list(chain.from_iterable(each.traced.said.comments for each in seen))
+    if comments:
+        provenance["comments"] = comments[:_MOST_EPISODES]
+    if tried is not None:
+        attempts, failed = _count_attempts(seen, tried)
+        failures = Counter(each.failure for each in seen if each.failure is not None)
+        provenance |= {"attempts": attempts, "failed": failed, "failures": dict(failures)}
+    for each in seen:
+        if each.verdict is not None:
+            provenance["verdict"] = dict(each.verdict)
+            break
+    row: dict[str, object] = {"main_query": task.main_query, "task_id": task.task_id}
+    if task.init_messages:
+        row["init_messages"] = task.init_messages
+    if task.env_type:
+        row["env_type"] = task.env_type
+    row["metadata"] = task.metadata if origin is None else {**task.metadata, "answer": answer}
+    return {**row, "provenance": provenance}
 
 
 class TaskPool:
@@ -327,13 +332,16 @@ class TaskPool:
 
     def __init__(self, disputed: Collection[str] = ()) -> None:
         self._disputed = disputed
-        self._seen: dict[str, _Group] = {}
-        self.duplicates = 0
-        """Episodes of tasks already in the pool."""
+        self._seen: dict[str, list[_Seen]] = {}
         self.rejected: list[dict[str, object]] = []
         """Rejected tasks, each with a `reason`."""
         self.answered: Counter[str] = Counter()
         """Rows by origin of their answer; `none` without an answer."""
+
+    @property
+    def duplicates(self) -> int:
+        """Episodes of tasks that are in the pool already."""
+        return sum(len(seen) - 1 for seen in self._seen.values())
 
     def add(
         self,
@@ -346,10 +354,10 @@ class TaskPool:
         if traced.problem:
             self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return
-        self.duplicates += traced.key in self._seen
-        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(
-            traced, failure, verdict, split
-        )
+        seen = self._seen.setdefault(traced.key, [])
+        if seen:
+            traced = replace(traced, task=seen[0].traced.task)  # one copy in memory
+        seen.append(_Seen(traced, failure, verdict, split))
 
     def rows(
         self,
@@ -364,27 +372,24 @@ class TaskPool:
         Tasks with contradicting corrections and no majority are rejected.
         """
 
-        def failure_rank(seen: _Group) -> tuple[float, int]:
-            attempts, failed = seen.count_attempts(tried or {})
+        def failure_rank(key: str) -> tuple[float, int]:
+            attempts, failed = _count_attempts(self._seen[key], tried or {})
             return -failed / attempts, -failed
 
-        disputed = [self._seen[key] for key in self._disputed if key in self._seen]
-        items = (
-            self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
-        )
-        for seen in items:
-            _, of, _ = seen.settle_answer()
-            doubted = any(seen is group for group in disputed)
-            if doubted or (need_answer and of is None):
-                reason = (
-                    "people gave different corrections, without a majority"
-                    if doubted
-                    else "no answer is known"
-                )
-                self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
+        for key in self._seen if tried is None else sorted(self._seen, key=failure_rank):
+            seen = self._seen[key]
+            _, origin, _ = _settled_answer(seen)
+            reason = None
+            if key in self._disputed:
+                reason = "people gave different corrections, without a majority"
+            elif need_answer and origin is None:
+                reason = "no answer is known"
+            if reason is not None:
+                first = seen[0].traced
+                self.rejected.append(rejected_row(first.task, first.episode_id, reason))
                 continue
-            self.answered[of or "none"] += 1
-            yield seen.row(tried, provenance or {})
+            self.answered[origin or "none"] += 1
+            yield _task_row(seen, tried, provenance or {})
 
 
 def rejected_row(

@@ -5,7 +5,8 @@ OUT/validation.jsonl   the same, from separate seeds or documents
 OUT/rejected.jsonl     refused rows, each with the reason
 OUT/documents.jsonl    every document: its side and length, or the problem with it
 OUT/README.md          the dataset card
-OUT/.expand/           run.json (settings) and replies.sqlite (every paid reply, and its outcome)
+OUT/.expand/           run.json (settings) and replies.sqlite (every paid reply, what became of its
+                       rows, and measurements of the policy)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ajet_tools.dataset.generate.records import (
     Rejected,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Version of the journal and of run.json; a run of another version is not continued."""
 
 
@@ -49,10 +50,6 @@ class Journal:
     def __init__(self, cache: ReplyCache) -> None:
         self._cache = cache
 
-    @classmethod
-    def in_memory(cls) -> Journal:
-        return cls(ReplyCache(IN_MEMORY))
-
     def put(self, call: Call, reply: str, outcome: Outcome | None = None) -> None:
         """Stores a call before its reply is used, and again with its outcome. Raises
         CacheError."""
@@ -63,7 +60,6 @@ class Journal:
                 "sound": [vars(candidate) for candidate in outcome.sound],
                 "refuted": [vars(rejected) for rejected in outcome.refuted],
                 "refused": [vars(rejected) for rejected in outcome.refused],
-                "embedded": outcome.embedded,
             }
             # seeds from Parquet may have dates, which are copied into rows
             texts.append(json.dumps(record, default=str))
@@ -84,7 +80,6 @@ def _outcome(text: str) -> Outcome:
         sound=[Candidate(**candidate) for candidate in record["sound"]],
         refuted=[Rejected(**rejected) for rejected in record["refuted"]],
         refused=[Rejected(**rejected) for rejected in record["refused"]],
-        embedded=record["embedded"],
     )
 
 
@@ -100,11 +95,9 @@ class Directory:
         self.validation = path / "validation.jsonl"
         self._settings = self.own / "run.json"
 
-    def journal(self, *, create: bool) -> Journal:
-        """Opens the journal; if there is none, creates it, or returns an empty one."""
-        if create or self.cache.exists():
-            return Journal(ReplyCache(self.cache))
-        return Journal.in_memory()
+    def replies(self, *, create: bool) -> ReplyCache:
+        """Opens the cache; if there is none, creates it, or returns an empty one in memory."""
+        return ReplyCache(self.cache if create or self.cache.exists() else IN_MEMORY)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -190,15 +183,15 @@ class Directory:
         documents: Sequence[Mapping[str, object]] = (),
     ) -> list[Path]:
         """Writes all files, each complete; a split without rows gets none. Returns the files."""
-        rejected = [each.as_row() for each in result.rejected]
-        files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
-            (self.train, result.train),
-            (self.validation, result.validation),
-            (self.path / "rejected.jsonl", rejected),
-            (self.path / "documents.jsonl", documents),
-        ]
+        splits = {"train": result.train, "validation": result.validation}
+        files: dict[Path, Sequence[Mapping[str, object]]] = {
+            self.train: result.train,
+            self.validation: result.validation,
+            self.path / "rejected.jsonl": [each.as_row() for each in result.rejected],
+            self.path / "documents.jsonl": documents,
+        }
         written = []
-        for path, rows in files:
+        for path, rows in files.items():
             if not rows:
                 path.unlink(missing_ok=True)
                 continue
@@ -206,18 +199,14 @@ class Directory:
                 for row in rows:
                     file.write(row)
             written.append(path)
-        splits = {"train": result.train, "validation": result.validation}
         splits = {name: rows for name, rows in splits.items() if rows}
         if splits:
-            notes = list(facts.notes)
-            if result.stopped is not None:
-                notes.insert(0, f"Ended early: {result.stopped}")
+            ended = [f"Ended early: {result.stopped}"] if result.stopped is not None else []
             facts = replace(
                 facts,
                 title=self.path.resolve().name,
                 refused=dict(result.refused.most_common()),
-                coverage=result.coverage,
-                notes=notes,
+                notes=[*ended, *facts.notes],
                 files={name: f"{name}.jsonl" for name in splits},
             )
             written.append(write_card(self.path, splits, facts))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ajet_sdk.engines.budget import tokens_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue
     from ajet_tools.dataset.generate.pipeline import Pipeline
 
+ROW_TOKENS = 110
+"""Tokens of a row whose length is not known: of a question with its answer and quotation."""
 ANSWER_TOKENS = 250
-"""Estimated tokens of a verifier's reply."""
+"""Tokens of a verifier's reply."""
+RUBRIC_TOKENS = 100
+"""Tokens of a verifier's prompt, besides the row."""
 
 
 @dataclass
@@ -20,8 +27,6 @@ class Estimate:
     calls: int
     checks: int = 0
     """Replies of verifying models."""
-    embeddings: int = 0
-    """Requests for embeddings, of many texts each."""
     input_tokens: int = 0
     output_tokens: int = 0
     money: float | None = None
@@ -31,41 +36,42 @@ class Estimate:
 
     @classmethod
     def of(cls, pipeline: Pipeline, value: LearningValue | None) -> Estimate:
-        """Estimates the remaining work, with verification and trials."""
-        left = pipeline.source.outlook(pipeline.result)
-        rows = left.calls * pipeline.config.per_call
-        estimate = cls(left.calls, accepted=pipeline.result.accepted)
+        """Estimates the remaining work, with verification and trials, from one call's prompt and
+        rows as long as the known ones."""
+        source = pipeline.source
+        calls = source.calls_left(pipeline.result)
+        rows = calls * pipeline.config.per_call
+        row_tokens = ROW_TOKENS
+        if source.examples:
+            texts = [json.dumps(example.values, default=str) for example in source.examples]
+            row_tokens = round(sum(map(tokens_of, texts)) / len(texts))
+        estimate = cls(calls, accepted=pipeline.result.accepted)
+        estimate.input_tokens = calls * tokens_of(list(source.preview().messages))
+        estimate.output_tokens = rows * row_tokens
         if value is not None:
             estimate.attempts = rows * value.k
-        read = left.calls * left.prompt
-        written = rows * left.row
-        if pipeline.checks.meanings is not None:
-            estimate.embeddings = pipeline.checks.meanings.requests(left.calls, left.seeds)
-        if estimate.embeddings:
-            read += (rows + left.seeds) * left.question
-        if pipeline.endpoint.budget.price is not None:
-            estimate.money = pipeline.endpoint.budget.price.of(read, written)
+        price = pipeline.endpoint.budget.price
+        if price is not None:
+            estimate.money = price.of(estimate.input_tokens, estimate.output_tokens)
         verifier = pipeline.checks.verifier
-        for part in verifier.parts if verifier is not None else []:
+        if verifier is None:
+            return estimate
+        for part in verifier.parts:
             replies = rows * part.verifier.calls
-            part_read = replies * left.check
-            part_written = replies * ANSWER_TOKENS
             estimate.checks += replies
-            read += part_read
-            written += part_written
-            if part.endpoint is not None and part.endpoint.budget.price is not None:
-                money = part.endpoint.budget.price.of(part_read, part_written)
+            read = replies * (row_tokens + RUBRIC_TOKENS + source.context_tokens)
+            estimate.input_tokens += read
+            estimate.output_tokens += replies * ANSWER_TOKENS
+            price = part.endpoint.budget.price if part.endpoint is not None else None
+            if price is not None:
+                money = price.of(read, replies * ANSWER_TOKENS)
                 estimate.money = (estimate.money or 0.0) + money
-        estimate.input_tokens = round(read)
-        estimate.output_tokens = round(written)
         return estimate
 
     def as_text(self) -> str:
         parts = [f"About {self.calls:,} calls for rows"]
         if self.checks:
             parts.append(f"{self.checks:,} replies to verify them")
-        if self.embeddings:
-            parts.append(f"{self.embeddings:,} requests for embeddings")
         if self.attempts:
             parts.append(f"{self.attempts:,} attempts of the policy")
         tokens = f"about {self.input_tokens:,} tokens in, {self.output_tokens:,} out"

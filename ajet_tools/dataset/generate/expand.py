@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
-from ajet_sdk.engines.budget import tokens_of
-from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.cells import Coverage, axes_of
-from ajet_tools.dataset.generate.pipeline import Source, calls_left
+from ajet_tools.dataset.generate.cells import Axis, Cells, axes_of
+from ajet_tools.dataset.generate.directory import digest_of
+from ajet_tools.dataset.generate.pipeline import Source, calls_for
 from ajet_tools.dataset.generate.records import (
     Call,
     Candidate,
     GenerationResult,
-    Outlook,
     Unusable,
 )
 from ajet_tools.dataset.generate.seeds import (
     Example,
     Side,
     as_examples,
+    lineage_of,
     split_sides,
-    splits_from,
 )
 from ajet_tools.dataset.generate.settings import CIRCUMSTANCE, GenerationConfig
 
@@ -38,6 +35,7 @@ SMALL = 5
 class Expansion(Source):
     """The calls of `expand`; `known` are further rows that no generated row may repeat."""
 
+    command: ClassVar[str] = "expand"
     config: GenerationConfig
 
     def __init__(
@@ -45,40 +43,48 @@ class Expansion(Source):
     ) -> None:
         self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
-        axes = axes_of(seeds, config.cells)
-        for axis in axes:
+        steered = {
+            name: values
+            for name, values in config.cells.items()
+            if name not in CIRCUMSTANCE.values()
+        }
+        self._axes = axes_of(seeds, steered)
+        for axis in self._axes:
             self.shape.allow(axis.path, axis.values)
+        self._cells = Cells(self._axes, config.seed)
+        self._phrases = {
+            name: Cells([Axis(name, tuple(config.phrases(name)))], config.seed)
+            for name in CIRCUMSTANCE.values()
+        }
         self.fields = self.shape.describe()
         examples = as_examples([*seeds, *known])
         self.examples = list({example.id: example for example in examples}.values())
         self._seeds = examples[: len(seeds)]
-        seed_values = [example.values for example in self.examples]
-        self.coverage = Coverage(axes, seed_values, config.min_new_forms)
+        self._digest = digest_of([*seeds, *known])
         share = config.validation
         if share is None:
             share = 0.1 if len(seeds) >= SMALL else 0.0
         self.sides = split_sides(self._seeds, config, share, of_seeds=share)
 
-    def preview(self, strategy: str, model: str = "MODEL") -> Call:
-        """Composes a call of a strategy for the training side."""
+    @property
+    def settings(self) -> dict[str, object]:
+        return {"options": self.config.as_json(), "seeds": self._digest}
+
+    def card(self) -> Facts:
+        weights = [f"{name} {weight:g}" for name, weight in self.config.strategies.items()]
+        labels = [self.config.prompt(name).label for name in self.config.strategies]
+        return Facts(
+            counts={"seeds": len(self._seeds)},
+            parameters={"strategies": ", ".join(weights), "prompts": ", ".join(labels)},
+        )
+
+    def preview(self, strategy: str = "", model: str = "MODEL") -> Call:
+        """Composes a call of a strategy, by default the first, for the training side."""
+        strategy = strategy or next(iter(self.config.strategies))
         return self._compose(0, model, strategy, self.sides["train"])
 
-    def outlook(self, result: GenerationResult) -> Outlook:
-        """Estimates the calls and tokens left, for rows as long as the seeds."""
-        seeds = [seed.values for seed in self._seeds]
-        prompt = fmean(
-            tokens_of(list(self.preview(name).messages)) for name in self.config.strategies
-        )
-        row = fmean(tokens_of(json.dumps(self.shape.example(each), default=str)) for each in seeds)
-        question = fmean(tokens_of(text_of(values)) for values in seeds)
-        return Outlook(
-            calls_left(result, self.config.count, self.config.per_call),
-            prompt=prompt,
-            row=row + 10,
-            question=question,
-            check=question + 100,
-            seeds=0 if result.calls else len(seeds),
-        )
+    def calls_left(self, result: GenerationResult) -> int:
+        return calls_for(self.config.count, result, self.config.per_call)
 
     def next_call(self, number: int, model: str, rate: float) -> Call | None:
         short = [side for side in self.sides.values() if side.lacks(rate) > 0]
@@ -91,11 +97,10 @@ class Expansion(Source):
         return self._compose(number, model, strategy, side)
 
     def count(self, call: Call) -> None:
-        self.coverage.ask(call.cell)
         self.sides[call.side].used.update(call.provenance["examples"])
 
     def _compose(self, number: int, model: str, strategy: str, side: Side) -> Call:
-        config, coverage = self.config, self.coverage
+        config = self.config
         chance = random.Random(f"{config.seed}:{number}:{strategy}")
         examples = side.draw(config.shots, chance)
         language = ""
@@ -103,14 +108,13 @@ class Expansion(Source):
             language = config.languages[number % len(config.languages)]
         circumstances = {}
         for axis in CIRCUMSTANCE.values():
-            circumstances[axis] = coverage.choose_value(axis, config.phrases(axis), chance)
-        cell = coverage.choose(chance)
+            circumstances[axis] = self._phrases[axis].of_call(number)[axis]
+        cell = self._cells.of_call(number)
         form = prompts.load("expand/form").render(
             fields=self.fields,
             count=config.per_call,
             language=language,
-            cell=[(".".join(axis.path) or axis.name, cell[axis.name]) for axis in coverage.axes],
-            repeated=coverage.repeated,
+            cell=[(".".join(axis.path) or axis.name, cell[axis.name]) for axis in self._axes],
         )
         if strategy in CIRCUMSTANCE:
             axis = CIRCUMSTANCE[strategy]
@@ -127,14 +131,10 @@ class Expansion(Source):
         )
         if form not in text:
             text = f"{text}\n\n{form}"
-        seeds = [seed for example in examples for seed in example.seeds]
-        roots = [root for example in examples for root in example.roots]
         origin = {
             "source": "expand",
-            "seeds": list(dict.fromkeys(seeds)),
-            "roots": list(dict.fromkeys(roots)),
             "examples": [example.id for example in examples],
-            "splits": splits_from(examples, side.name),
+            **lineage_of(examples, side.name),
         }
         parameters = {"strategy": strategy, "language": language, "cell": cell}
         provenance = config.provenance(

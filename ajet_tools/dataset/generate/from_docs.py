@@ -7,29 +7,27 @@ import random
 import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.tasks.questions import answer_of, plain_question, text_of
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.cells import Coverage
-from ajet_tools.dataset.generate.pipeline import Source, calls_left
+from ajet_tools.dataset.generate.directory import digest_of
+from ajet_tools.dataset.generate.pipeline import Source, calls_for
 from ajet_tools.dataset.generate.quotation import Searchable, Span, long_enough, may_be_spelt
 from ajet_tools.dataset.generate.records import (
     Call,
     Candidate,
     GenerationResult,
     NoProgress,
-    Outlook,
     Unusable,
 )
-from ajet_tools.dataset.generate.seeds import Side, as_examples, split_sides, splits_from
+from ajet_tools.dataset.generate.seeds import Side, as_examples, lineage_of, split_sides
 from ajet_tools.dataset.generate.settings import DocsConfig
 
 if TYPE_CHECKING:
@@ -63,7 +61,10 @@ def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
-def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
+_KNOWLEDGE = RowShape.infer([Row("", {"question": "Which?", "answer": "This one."})])
+
+
+def _task_of(row: object, shape: RowShape | None) -> tuple[dict[str, Any], str]:
     """Returns the task row and the quotation. Raises Misfit."""
     if not isinstance(row, Mapping):
         raise Misfit("a row is not an object")
@@ -73,17 +74,15 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
         raise Misfit("quote is missing" if "quote" not in row else "quote is not text")
     if shape is not None:
         return shape.fit(fields), quote
-    question, answer = fields.get("question"), fields.get("answer")
-    answer = (
-        str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
-    )
-    for name, value in (("question", question), ("answer", answer)):
-        if not isinstance(value, str) or not value.strip():
-            raise Misfit(f"{name} is {'missing' if value is None else 'empty or no text'}")
-    unknown = [name for name in fields if name not in ("question", "answer")]
-    if unknown:
-        raise Misfit(f"{unknown[0]} is no field that was asked for")
-    return {"main_query": str(question).strip(), "metadata": {"answer": str(answer).strip()}}, quote
+    answer = fields.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        fields["answer"] = str(answer)
+    task = _KNOWLEDGE.fit(fields)
+    values = {
+        "main_query": str(task["question"]).strip(),
+        "metadata": {"answer": str(task["answer"]).strip()},
+    }
+    return values, quote
 
 
 def _problem(
@@ -126,10 +125,6 @@ def _short(text: str) -> str:
     return shown if len(shown) <= 120 else shown[:119] + "…"
 
 
-ROW_TOKENS = 110
-"""Estimated tokens of a question with its answer and quotation."""
-_SAMPLE = 50
-"""Approximate number of chunks that an estimate samples."""
 _Place = tuple[str, int]
 """A chunk: its document's digest and its number there."""
 
@@ -141,6 +136,7 @@ class ChunksExhausted(AjetError, RuntimeError):
 class FromDocs(Source):
     """The calls of `from-docs`; `seeds` are examples for few-shot tasks."""
 
+    command: ClassVar[str] = "from-docs"
     config: DocsConfig
 
     def __init__(self, corpus: Corpus, config: DocsConfig, seeds: Sequence[Row] = ()) -> None:
@@ -155,13 +151,15 @@ class FromDocs(Source):
                     " quote=metadata.quotation)"
                 )
         self.config = config
+        self.context_tokens = config.chunk_size // 4
+        self._corpus = corpus
+        self.documents = corpus.as_rows()
+        self._seeds_digest = digest_of(seeds) if seeds else None
         self.shape: RowShape | None = None
         if seeds:
             self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
             self.fields = self.shape.describe()
         self.examples = as_examples(seeds)
-        seed_values = [example.values for example in self.examples]
-        self.coverage = Coverage([], seed_values, config.min_new_forms)
         of_chunks = corpus.share("validation")
         share = config.validation if config.validation is not None and of_chunks else of_chunks
         self.sides = split_sides(self.examples, config, share, of_seeds=of_chunks)
@@ -179,27 +177,48 @@ class FromDocs(Source):
         """Earlier questions about a chunk."""
 
     @property
-    def chunks(self) -> list[Chunk]:
-        """All chunks, in the order of the first pass."""
-        return [chunk for chunks in self._chunks.values() for chunk in chunks]
+    def settings(self) -> dict[str, object]:
+        return {
+            "source": "from-docs",
+            "documents": self._corpus.digest,
+            "options": self.config.as_json(),
+            "seeds": self._seeds_digest,
+        }
 
-    def preview(self, chunk: Chunk, number: int = 0, model: str = "MODEL") -> Call:
-        """Composes a call about a chunk."""
-        for name, chunks in self._chunks.items():
-            if chunk in chunks:
-                return self._compose(number, model, chunk, self.sides[name])
-        raise ValueError("the chunk is of another corpus")
+    def card(self) -> Facts:
+        config = self.config
+        corpus = self._corpus
+        counts = Counter(f"documents for {entry.side}" for entry in corpus.held)
+        return Facts(
+            counts={
+                **dict(sorted(counts.items())),
+                "documents that could not be read": len(corpus.unreadable),
+                "documents that are copies": len(corpus.copies),
+                "chunks": sum(len(entry.chunks) for entry in corpus.held),
+                "seeds": len(self.examples),
+            },
+            parameters={
+                "chunk size": config.chunk_size,
+                "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
+                "languages": ", ".join(config.languages) or "those of the documents",
+            },
+            notes=[
+                "Each answer is in a quotation verified in its document; a document is on one side"
+                " of the split only."
+            ],
+        )
 
-    def outlook(self, result: GenerationResult) -> Outlook:
-        """Estimates the calls and tokens left: each chunk once, or the calls that the rows need."""
-        config, chunks = self.config, self.chunks
-        calls = max(0, len(chunks) * self._passes - result.calls)
-        if config.count is not None:
-            calls = min(calls, calls_left(result, config.count, config.per_call))
-        sample = chunks[:: max(1, len(chunks) // _SAMPLE)]
-        prompt = fmean(tokens_of(list(self.preview(chunk).messages)) for chunk in sample)
-        passage = fmean(tokens_of(chunk.text) for chunk in sample)
-        return Outlook(calls, prompt, ROW_TOKENS, question=ROW_TOKENS / 2, check=passage + 300)
+    def preview(self, number: int = 0, model: str = "MODEL") -> Call:
+        """Composes a call about the first chunk, of the kind of this number."""
+        side = next(side for name, side in self.sides.items() if self._chunks[name])
+        return self._compose(number, model, self._chunks[side.name][0], side)
+
+    def calls_left(self, result: GenerationResult) -> int:
+        chunks = sum(map(len, self._chunks.values()))
+        calls = max(0, chunks * self._passes - result.calls)
+        if self.config.count is None:
+            return calls
+        return min(calls, calls_for(self.config.count, result, self.config.per_call))
 
     def shortfall(self, result: GenerationResult) -> AjetError | None:
         count = self.config.count
@@ -277,7 +296,6 @@ class FromDocs(Source):
             fields=self.fields,
             kind=kind,
         )
-        roots = [root for example in examples for root in example.roots]
         origin = {
             "source": "from-docs",
             "document": {
@@ -285,9 +303,7 @@ class FromDocs(Source):
                 "digest": chunk.document.digest,
                 "chunk": chunk.number,
             },
-            "seeds": [example.id for example in examples],
-            "roots": list(dict.fromkeys(roots)),
-            "splits": splits_from(examples, side.name),
+            **lineage_of(examples, side.name),
         }
         provenance = config.provenance(
             prompt, model, chance.getrandbits(31), origin=origin, parameters=parameters

@@ -75,9 +75,9 @@ class LearningValue:
 
     def after(self, verifier: CombinedVerifier | None) -> CombinedVerifier:
         """Returns a verifier that runs the given one first."""
-        before = verifier.groups if verifier is not None else []
-        name = f"{verifier.name}+{self.name}" if verifier is not None else self.name
-        return CombinedVerifier(name, [*before, [VerifierPart(self)]])
+        before = verifier.parts if verifier is not None else ()
+        name = f"{verifier.name},{self.name}" if verifier is not None else self.name
+        return CombinedVerifier(name, [*before, VerifierPart(self)])
 
     def as_json(self) -> dict[str, Any]:
         """Returns the settings that determine verdicts, to compare when a run is resumed."""
@@ -100,8 +100,7 @@ class LearningValue:
         return RowVerdict(False, f"{problem} for the policy", asdict(measured))
 
     async def _measure(self, task: Task) -> Measurement:
-        key = self.known.key(task)
-        if (measured := self.known.get(key)) is not None:
+        if (measured := self.known.get(task)) is not None:
             return measured
         if self.halted:
             raise Halted("not tried: no further calls are made")
@@ -119,17 +118,23 @@ class LearningValue:
                 ) from error
             raise
         self._tried += 1
-        self.known.put(key, task, measured)
+        self.known.put(task, measured)
         return measured
 
     def _attempt(self, task: Task, number: int) -> Attempt:
-        own_seed, shared = (
-            seed_of(self.seed, task.task_id, number),
-            seed_of(self.seed, task.task_id, "group"),
-        )
-        group = f"{task.task_id}/{shared}"
+        shared = seed_of(self.seed, task.task_id, "group")
+        own_seed = None
+        if self.seed is not None:
+            own_seed = seed_of(self.seed, task.task_id, number)
         return Attempt(
-            task, "", group, number, 0, "val", None if self.seed is None else own_seed, shared
+            task,
+            run_id="",
+            group_id=f"{task.task_id}/{shared}",
+            attempt=number,
+            step=0,
+            split="val",
+            seed=own_seed,
+            group_seed=shared,
         )
 
 

@@ -17,9 +17,10 @@ import signal
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet_sdk.engines.client import Halted, ModelClient
+from ajet_sdk.engines.reply_cache import IN_MEMORY, ReplyCache
 from ajet_sdk.errors import (
     AjetError,
     ContextOverflow,
@@ -27,9 +28,8 @@ from ajet_sdk.errors import (
     RequestRefused,
     TaskError,
 )
-from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.row_texts import strings
-from ajet_tools.dataset.generate.cells import Collapsed, Coverage
+from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.generate.directory import Journal
 from ajet_tools.dataset.generate.records import (
     NO_CHECKS,
@@ -40,7 +40,6 @@ from ajet_tools.dataset.generate.records import (
     Interrupted,
     NoProgress,
     Outcome,
-    Outlook,
     Rejected,
     Unusable,
 )
@@ -74,13 +73,34 @@ _LONGEST_DETAIL = 400
 class Source(ABC):
     """Where a run's calls come from: it composes them and reads their rows."""
 
+    command: ClassVar[str]
     config: CallSettings
     sides: Mapping[str, Side]
-    coverage: Coverage
     examples: Sequence[Example]
     """The rows that no generated row may repeat."""
     fields: Sequence[str] = ()
     """The prompt's lines about the fields of a row."""
+    documents: Sequence[Mapping[str, object]] = ()
+    """Rows of `documents.jsonl`."""
+    context_tokens = 0
+    """Approximate tokens that a verifier sees beside a row."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, object]:
+        """What the rows depend on, besides models and checks."""
+
+    @abstractmethod
+    def card(self) -> Facts:
+        """Returns what a dataset card says of the sources and the prompts."""
+
+    @abstractmethod
+    def preview(self) -> Call:
+        """Composes a typical call, to estimate the tokens of all."""
+
+    @abstractmethod
+    def calls_left(self, result: GenerationResult) -> int:
+        """Estimates the calls until there are enough rows."""
 
     @abstractmethod
     def next_call(self, number: int, model: str, rate: float) -> Call | None:
@@ -96,16 +116,12 @@ class Source(ABC):
         """Returns a row of a reply with its provenance. Raises Unusable for an invalid row."""
 
     @abstractmethod
-    def outlook(self, result: GenerationResult) -> Outlook:
-        """Estimates the calls and tokens left."""
+    def record(self, call: Call, values: Mapping[str, Any], *, sound: bool) -> None:
+        """Called for each decided row; a sound row may exceed the target."""
 
     def row_for_verifier(self, call: Call, values: Mapping[str, Any], _: Verifier) -> Any:
         """Returns the row as verifiers see it."""
         return values
-
-    @abstractmethod
-    def record(self, call: Call, values: Mapping[str, Any], *, sound: bool) -> None:
-        """Called for each decided row; a sound row may exceed the target."""
 
     def shortfall(self, result: GenerationResult) -> AjetError | None:
         """Returns the reason why rows are missing, when nothing is left to ask."""
@@ -136,7 +152,7 @@ class Pipeline:
         self.stopped_by = signal.SIGINT
         self.on_change: Callable[[GenerationResult], None] | None = None
         """Called after each decided call."""
-        self._journal = journal or Journal.in_memory()
+        self._journal = journal or Journal(ReplyCache(IN_MEMORY))
         self._screen = Screen(self.config, source.examples, checks, source.fields)
         self._answered: deque[tuple[Call, str]] = deque()
         """Calls of an earlier process whose rows are not decided."""
@@ -146,7 +162,7 @@ class Pipeline:
         self._warned = False
         self._failed: list[AjetError] = []
         """Errors since the last decided call."""
-        self._earlier = self._resume()
+        self._resume()
 
     async def run(self) -> GenerationResult:
         """Runs until there are enough rows, or it has to stop, with the reason in
@@ -154,9 +170,6 @@ class Pipeline:
         stopping: asyncio.Task[Any] = asyncio.create_task(self.stop.wait())
         try:
             try:
-                await self._screen.learn_seeds()
-                for outcome in self._earlier:
-                    await self._screen.learn(outcome)
                 await self._generate(stopping)
             except AjetError as error:
                 self.result.stopped = error
@@ -172,14 +185,10 @@ class Pipeline:
             await asyncio.gather(*unfinished, return_exceptions=True)
         if not isinstance(self.result.stopped, Halted):
             self._warn_of_forms()
-        self.result.coverage = self.source.coverage.as_json()
-        self.result.coverage_text = "; ".join(self.source.coverage.parts())
         return self.result
 
-    def _resume(self) -> list[Outcome]:
-        """Takes the calls of earlier processes from the journal, and returns what became of
-        them. Nothing is asked."""
-        outcomes = list[Outcome]()
+    def _resume(self) -> None:
+        """Takes the calls of earlier processes from the journal. Nothing is asked."""
         for call, reply, outcome in self._journal.entries():
             self.source.count(call)
             self._composed = max(self._composed, call.number + 1)
@@ -187,9 +196,8 @@ class Pipeline:
             if outcome is None:
                 self._answered.append((call, reply))
             else:
-                outcomes.append(outcome)
+                self._screen.learn(outcome)
                 self._take(call, outcome)
-        return outcomes
 
     async def _generate(self, stopping: asyncio.Task[Any]) -> None:
         while self.result.stopped is None and not self.result.is_complete:
@@ -266,10 +274,7 @@ class Pipeline:
     async def _decide(self, call: Call, reply: str) -> Outcome:
         outcome = Outcome()
         candidates = self._read_reply(call, reply, outcome)
-        if self.checks.meanings is not None:
-            outcome.embedded = [text_of(candidate.values) for candidate in candidates]
-        vectors = await self._screen.vectors(outcome.embedded)
-        candidates, repeated = self._screen.sort(candidates, vectors)
+        candidates, repeated = self._screen.sort(candidates)
         outcome.refused += repeated
         verifier = self.checks.verifier
         if verifier is None or not candidates:
@@ -333,7 +338,6 @@ class Pipeline:
         for candidate in outcome.sound:
             row = {**candidate.values, "provenance": candidate.provenance}
             self.source.sides[call.side].accept(row)
-            self.source.coverage.add(candidate.values, call.cell)
             self.source.record(call, row, sound=True)
         self._without_progress = 0 if outcome.sound else self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and result.stopped is None:
@@ -341,10 +345,6 @@ class Pipeline:
                 f"{NO_PROGRESS} calls in a row gave no row ({result.reasons()}); see rejected.jsonl"
                 " and --show-prompt"
             )
-        try:
-            self.source.coverage.check()
-        except Collapsed as error:
-            result.stopped = result.stopped or error
         if result.accepted >= _EARLY:
             self._warn_of_forms()
         if self.on_change is not None:
@@ -379,10 +379,7 @@ class Pipeline:
 
     @property
     def _endpoints(self) -> list[ModelClient]:
-        endpoints = [self.endpoint, *endpoints_of(self.checks.verifier)]
-        if self.checks.meanings is not None:
-            endpoints.append(self.checks.meanings.embedder)
-        return endpoints
+        return [self.endpoint, *endpoints_of(self.checks.verifier)]
 
     def describe_wait(self, slow: float = 10.0) -> str:
         """Returns why the endpoints' requests wait, as in `ModelClient.describe_wait`."""
@@ -401,7 +398,7 @@ class Pipeline:
         self._journal.close()
 
 
-def calls_left(result: GenerationResult, count: int, per_call: int) -> int:
+def calls_for(count: int, result: GenerationResult, per_call: int) -> int:
     """Estimates the calls until there are `count` rows, from the acceptance rate so far."""
     share = result.sound / result.asked if result.sound else _KEPT
     return max(0, math.ceil((count - result.accepted) / share / per_call))

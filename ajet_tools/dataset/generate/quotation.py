@@ -26,9 +26,12 @@ _FORMS = {
 }
 """Ligatures and full-width letters, but no characters with a meaning of their own, such as x²."""
 _AROUND = " \t\n\"'"
-_LEAST, _LEAST_FIGURE, _LEAST_WIDE = 12, 6, 5
-"""Minimum letters and digits of a quotation: words only, with a figure, in Chinese, Japanese or
-Korean."""
+# the minimum of letters and digits of a quotation
+_LEAST = 12
+_LEAST_FIGURE = 6
+"""With a figure."""
+_LEAST_WIDE = 5
+"""In Chinese, Japanese or Korean."""
 
 
 @dataclass(frozen=True)
@@ -88,35 +91,44 @@ def _plain(text: str) -> tuple[str, list[int]]:
     return "".join(characters), places
 
 
-_SMALL = (
-    ("zero", "no", "none"),
-    ("one", "first", "once", "single", "a"),
-    ("two", "second", "twice", "pair", "both"),
-    ("three", "third", "thrice"),
-    ("four", "fourth"),
-    ("five", "fifth"),
-    ("six", "sixth", "half"),
-    ("seven", "seventh"),
-    ("eight", "eighth"),
-    ("nine", "ninth"),
-    ("ten", "tenth", "decade"),
-    ("eleven", "eleventh"),
-    ("twelve", "twelfth", "dozen"),
-    ("thirteen", "thirteenth"),
-    ("fourteen", "fourteenth", "fortnight"),
-    ("fifteen", "fifteenth"),
-    ("sixteen", "sixteenth"),
-    ("seventeen", "seventeenth"),
-    ("eighteen", "eighteenth"),
-    ("nineteen", "nineteenth"),
-)
+_SMALL = """
+zero no none
+one first once single a
+two second twice pair both
+three third thrice
+four fourth
+five fifth
+six sixth half
+seven seventh
+eight eighth
+nine ninth
+ten tenth decade
+eleven eleventh
+twelve twelfth dozen
+thirteen thirteenth
+fourteen fourteenth fortnight
+fifteen fifteenth
+sixteen sixteenth
+seventeen seventeenth
+eighteen eighteenth
+nineteen nineteenth
+""".strip().splitlines()
 """Words for 0 to 19."""
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_LARGE = (
-    *("hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
-    *("dozen", "dozens", "century"),
-)
-_PARTS = (
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_LARGE = [
+    "hundred",
+    "hundreds",
+    "thousand",
+    "thousands",
+    "million",
+    "millions",
+    "billion",
+    "billions",
+    "dozen",
+    "dozens",
+    "century",
+]
+_PARTS = [
     "half",
     "halves",
     "third",
@@ -127,7 +139,7 @@ _PARTS = (
     "tenth",
     "tenths",
     "percent",
-)
+]
 
 
 def may_be_spelt(figure: str, quote: str) -> bool:
@@ -140,7 +152,7 @@ def may_be_spelt(figure: str, quote: str) -> bool:
         return not words.isdisjoint(_PARTS)
     value = int(figure)
     if value < len(_SMALL):
-        return not words.isdisjoint(_SMALL[value])
+        return not words.isdisjoint(_SMALL[value].split())
     if value < 100:
         return any(word.startswith(_TENS[value // 10 - 2][:-1]) for word in words)
     return not words.isdisjoint(_LARGE) or any(

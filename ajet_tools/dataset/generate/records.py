@@ -13,7 +13,6 @@ from ajet_tools.dataset.curation.forms import Diversity, diversity_of
 if TYPE_CHECKING:
     from ajet_tools.dataset.generate.seeds import Side
     from ajet_tools.dataset.similarity.decontaminate import Leaks
-    from ajet_tools.dataset.similarity.meaning import MeaningIndex
     from ajet_tools.dataset.verify.combined import CombinedVerifier
 
 
@@ -37,25 +36,9 @@ class Checks:
     leaks: Leaks | None = None
     held_out: Leaks | None = None
     """The validation tasks of the seeds' trace."""
-    meanings: MeaningIndex | None = None
 
 
 NO_CHECKS = Checks()
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """An estimate of calls and tokens left."""
-
-    calls: int
-    prompt: float
-    """Tokens per call."""
-    row: float
-    question: float
-    check: float
-    """Tokens of a verifier's prompt per row."""
-    seeds: int = 0
-    """Number of seeds to embed."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +56,6 @@ class Call:
     def parameters(self) -> Mapping[str, Any]:
         parameters: Mapping[str, Any] = self.provenance["parameters"]
         return parameters
-
-    @property
-    def cell(self) -> Mapping[str, str]:
-        """The requested values, by axis."""
-        cell: Mapping[str, str] = self.parameters.get("cell", {})
-        return cell
 
 
 @dataclass(frozen=True)
@@ -127,8 +104,6 @@ class Outcome:
     refuted: list[Rejected] = field(default_factory=list)
     """New rows that the verifier refused; later copies of them are duplicates."""
     refused: list[Rejected] = field(default_factory=list)
-    embedded: list[str] = field(default_factory=list)
-    """The texts whose vectors were computed in one request, which is in the reply cache."""
 
 
 @dataclass
@@ -142,9 +117,6 @@ class GenerationResult:
     asked: int = 0
     """Rows requested by these calls."""
     stopped: AjetError | None = None
-    coverage: Mapping[str, Any] = field(default_factory=dict)
-    """Final variety of the sound rows (`Coverage.as_json`)."""
-    coverage_text: str = ""
 
     @property
     def train(self) -> list[dict[str, Any]]:

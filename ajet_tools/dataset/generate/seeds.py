@@ -49,32 +49,16 @@ def select_seeds(
     The name of the source gives the split of rows without one (`test.jsonl`).
     """
     seeds: dict[str, Row] = {}
-    read_rows = held_out = 0
-    named = split_named(name)
+    total = held_out = 0
     for row in rows:
-        read_rows += 1
-        splits = splits_of(row.values) or {named}
-        if HELD_OUT in splits and not include_validation:
-            held_out += 1
-            continue
+        total += 1
+        splits = splits_of(row.values) or {split_named(name)}
         if HELD_OUT in splits:
-            provenance = row.values.get("provenance")
-            known = provenance if isinstance(provenance, dict) else {}
-            row = replace(
-                row,
-                values={
-                    **row.values,
-                    "provenance": {**known, "splits": sorted(filter(None, splits))},
-                },
-            )
-        if binary := [column.name for column in row.schema if "binary" in str(column.type)]:
-            raise TaskError(
-                f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does"
-                " not make. "
-                f'Leave them out: ajet dataset filter {name} --sql "SELECT * EXCLUDE'
-                f' ({", ".join(binary)}) FROM rows" '
-                "-o seeds.parquet"
-            )
+            if not include_validation:
+                held_out += 1
+                continue
+            row = _with_splits(row, splits)
+        _refuse_bytes(row, name)
         problem = _problem(row)
         if problem is None:
             content = {k: v for k, v in row.values.items() if k not in OURS}
@@ -85,29 +69,44 @@ def select_seeds(
             raise TaskError(
                 f"{row.where} {problem}. To skip such rows, pass --with skip_bad_rows=true"
             )
+    more = ""
     if held_out:
-        what = f"{held_out:,} of {read_rows:,} rows of {name} come from validation tasks"
-        if len(seeds) < 2:
-            raise TaskError(
-                f"{what}: no training data is made of them, unless you pass --with include_validation=true"
-            )
+        what = f"{held_out:,} of {total:,} rows of {name} come from validation tasks"
+        more = f"; {what}, which --with include_validation=true keeps"
         log.warning("%s and are left out; --with include_validation=true keeps them", what)
-    if read_rows == 0:
-        raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
     if len(seeds) < 2:
-        what = "has one row" if read_rows == 1 else f"has {read_rows} rows, which are all the same"
-        if read_rows > 1 and not seeds:
+        what = "has one row"
+        if total == 0:
+            what = "is empty"
+        elif not seeds:
             what = "has no row that can be a seed"
+        elif total > 1:
+            what = f"has {total} rows, which are all the same"
         raise TaskError(
-            f"{name} {what}: a dataset grows from at least 2 different seeds, better 5 or more"
+            f"{name} {what}{more}: a dataset grows from at least 2 different seeds, better 5 or"
+            " more"
         )
-    if len(seeds) + held_out < read_rows:
-        log.warning(
-            "%d of %d seeds are duplicates or were skipped",
-            read_rows - len(seeds) - held_out,
-            read_rows,
-        )
+    if left_out := total - len(seeds) - held_out:
+        log.warning("%d of %d seeds are duplicates or were skipped", left_out, total)
     return list(seeds.values())
+
+
+def _with_splits(row: Row, splits: Iterable[str | None]) -> Row:
+    """Records the splits, which only the name of the file may tell."""
+    provenance = row.values.get("provenance")
+    known = provenance if isinstance(provenance, dict) else {}
+    values = {"provenance": {**known, "splits": sorted(filter(None, splits))}}
+    return replace(row, values={**row.values, **values})
+
+
+def _refuse_bytes(row: Row, name: str) -> None:
+    binary = [column.name for column in row.schema if "binary" in str(column.type)]
+    if binary:
+        raise TaskError(
+            f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does"
+            f' not make. Leave them out: ajet dataset filter {name} --sql "SELECT * EXCLUDE'
+            f' ({", ".join(binary)}) FROM rows" -o seeds.parquet'
+        )
 
 
 def task_id_of(values: dict[str, object]) -> str:
@@ -185,21 +184,30 @@ class Example:
         roots: Sequence[str] | None = None,
     ) -> Example:
         words = frozenset(_WORD.findall(text_of(values).lower()))
-        of = splits_of(values) if splits is None else frozenset(splits)
         if roots is None:
             roots = sorted(roots_of(values) - {id}) or (id,)
+        own_splits = splits_of(values) if splits is None else splits
         return cls(
-            id, values, words, tuple(seeds) if seeds is not None else (id,), tuple(roots), of
+            id,
+            values,
+            words,
+            seeds=(id,) if seeds is None else tuple(seeds),
+            roots=tuple(roots),
+            splits=frozenset(own_splits),
         )
 
 
-def splits_from(examples: Iterable[Example], side: str) -> list[str]:
-    """Returns the splits of a row made from examples: its own and theirs."""
-    return sorted(
-        {HELD_OUT if side == "validation" else side}.union(
-            *(example.splits for example in examples)
-        )
-    )
+def lineage_of(examples: Sequence[Example], side: str) -> dict[str, list[str]]:
+    """Returns the provenance of a row made from examples: their seeds, roots and splits, and its
+    own split."""
+    seeds: dict[str, None] = {}
+    roots: dict[str, None] = {}
+    splits = {HELD_OUT if side == "validation" else side}
+    for example in examples:
+        seeds.update(dict.fromkeys(example.seeds))
+        roots.update(dict.fromkeys(example.roots))
+        splits |= example.splits
+    return {"seeds": list(seeds), "roots": list(roots), "splits": sorted(splits)}
 
 
 @dataclass(kw_only=True)
@@ -212,7 +220,7 @@ class Side:
     name: str
     share: float
     target: int | None
-    seeds: list[Example]
+    seeds: list[Example] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The accepted rows, with their provenance."""
     grown: list[Example] = field(default_factory=list)
@@ -284,13 +292,11 @@ def split_sides(
 ) -> dict[str, Side]:
     """Returns both sides, or one if the validation share is 0; seeds are assigned by hash, families
     as a whole."""
-    count = config.count or 0
-    held_out = _part(of_seeds, len(seeds)) if share else 0
-    target = _part(share, count) if share else 0
 
     def order(seed: Example) -> bytes:
         return hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest()
 
+    held_out = _part(of_seeds, len(seeds)) if share else 0
     ids = _held_out_ids(sorted(seeds, key=order), held_out)
     if held_out > 0 and not ids:
         log.warning(
@@ -298,22 +304,15 @@ def split_sides(
             " family is on one side. Make validation rows from tasks that these were not grown from"
         )
         share = 0.0
-        target = 0
-    train = Side(
-        name="train",
-        share=1 - share,
-        target=None if config.count is None else count - target,
-        seeds=[seed for seed in seeds if seed.id not in ids],
-    )
-    if not share:
-        return {"train": train}
-    validation = Side(
-        name="validation",
-        share=share,
-        target=None if config.count is None else target,
-        seeds=[seed for seed in seeds if seed.id in ids],
-    )
-    return {"train": train, "validation": validation}
+    sides = {"train": Side(name="train", share=1 - share, target=config.count)}
+    if share:
+        sides["validation"] = Side(name="validation", share=share, target=None)
+        if config.count is not None:
+            sides["validation"].target = _part(share, config.count)
+            sides["train"].target = config.count - _part(share, config.count)
+    for seed in seeds:
+        sides["validation" if seed.id in ids else "train"].seeds.append(seed)
+    return sides
 
 
 def _part(share: float, total: int) -> int:
@@ -325,14 +324,15 @@ def _held_out_ids(order: Sequence[Example], count: int) -> set[str]:
     """Returns the ids of the first seeds, by whole families; none if there is only one family."""
     descents = [Descent(frozenset({seed.id}), roots=frozenset(seed.roots)) for seed in order]
     members: dict[int, list[str]] = {}
-    for seed, family in zip(order, families(descents), strict=True):
-        members.setdefault(family, []).append(seed.id)
+    for seed, number in zip(order, families(descents), strict=True):
+        members.setdefault(number, []).append(seed.id)
+    # the smallest family, if even the first ones are too large
+    smallest = min(members.values(), key=len, default=[])
     ids: set[str] = set()
-    for family_ids in members.values():
-        if len(ids) + len(family_ids) <= count:
-            ids.update(family_ids)
+    for family in members.values():
+        if len(ids) + len(family) <= count:
+            ids.update(family)
     if count and not ids and len(members) > 1:
-        smallest = sorted(members.values(), key=len)[0]
         ids.update(smallest)
     return ids
 

@@ -45,8 +45,6 @@ class CallSettings:
     """Maximum number of calls in flight; with 1, equal replies give equal rows."""
     template: Path | None = field(default=None, kw_only=True)
     """The user's prompt, which replaces the built-in ones."""
-    min_new_forms: float = field(default=0.1, kw_only=True)
-    """Minimum share of new forms in the last 200 rows, below which a run stops; 0: no limit."""
 
     def _check(self, **least: int) -> None:
         if self.count is not None and self.count < 1:
@@ -71,12 +69,12 @@ class CallSettings:
         parameters: Mapping[str, object],
     ) -> dict[str, Any]:
         """Returns the provenance of a call's rows: sources, prompt, model and parameters."""
-        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
         return {
             **origin,
             "prompt": {"name": prompt.name, "version": prompt.version},
             "model": model,
-            "parameters": {**parameters, **asked},
+            "parameters": {**parameters, **sampling},
         }
 
     def messages(self, system: str, text: str) -> list[dict[str, str]]:
@@ -103,8 +101,7 @@ class CallSettings:
     def _as_json(self, *shared: str) -> dict[str, Any]:
         """Returns the settings that the rows depend on, to compare when a run is resumed."""
         values = {setting.name: getattr(self, setting.name) for setting in dataclasses.fields(self)}
-        for name in ("template", "min_new_forms", "window"):
-            del values[name]
+        del values["template"], values["window"]
         digests = {name: prompt.digest for name, prompt in self._prompts.items()}
         for name in shared:
             digests[name.rpartition("/")[2]] = prompts.load(name).digest
@@ -117,11 +114,9 @@ class GenerationConfig(CallSettings):
 
     count: int
     strategies: Mapping[str, float] = field(default_factory=lambda: dict(STRATEGIES))
-    cells: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
-    """Values of additional axes (see `coverage`); an empty mapping disables steering.
-
-    `domain` and `persona` replace the built-in lists of the strategies of these names.
-    """
+    cells: Mapping[str, Sequence[str]] = field(default_factory=dict, kw_only=True)
+    """Values by axis (see `cells`); `domain` and `persona` replace the lists of the strategies of
+    these names."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -130,14 +125,14 @@ class GenerationConfig(CallSettings):
 
     @property
     def wording(self) -> frozenset[str]:
-        lists = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
-        return super().wording.union(
-            *(prompts.runs_of_phrase(phrase) for some in lists for phrase in some)
-        )
+        wording = super().wording
+        for axis in CIRCUMSTANCE.values():
+            wording = wording.union(*map(prompts.runs_of_phrase, self.phrases(axis)))
+        return wording
 
     def phrases(self, axis: str) -> Sequence[str]:
         """Returns the values of `domain` or `persona`."""
-        return (self.cells or {}).get(axis) or prompts.phrases(f"expand/{axis}s")
+        return self.cells.get(axis) or prompts.phrases(f"expand/{axis}s")
 
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
@@ -157,7 +152,7 @@ class GenerationConfig(CallSettings):
 def strategies_of(texts: Sequence[str]) -> dict[str, float]:
     """Parses `harder=2,persona` to weights; empty means the defaults. Raises ConfigError."""
     weights: dict[str, float] = {}
-    for part in (item.strip() for text in texts for item in text.split(",")):
+    for part in filter(None, ",".join(texts).split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
             raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import AjetError, ConfigError, EngineError
 from ajet_sdk.protocols import Engine
+from ajet_tools.text.model_name import ModelName
 from ajet_tools.text.settings import split_settings
 
 
@@ -107,7 +107,7 @@ class ModelSpec:
 
     text: str
     option: str
-    place: str
+    named: ModelName
     price: Price | None = None
     key: str = "OPENAI_API_KEY"
     requests: Mapping[str, int | float] = field(default_factory=dict)
@@ -128,12 +128,12 @@ class ModelSpec:
         if any(number < _LEAST.get(name, 0) for name, number in requests.items()):
             raise ConfigError(f"{option} {text}: a setting of the model is too small")
         parsed = None if price is None else Price.parse(price, f"{option} ...,price=IN/OUT")
-        return cls(text, option, place.removeprefix("scripted:"), parsed, key, requests)
+        return cls(text, option, ModelName.parse(place), parsed, key, requests)
 
     @property
     def is_scripted(self) -> bool:
-        """Whether a function in a file replies."""
-        return re.search(r"\.py(:\w+)?$", self.place) is not None
+        """Whether a function replies."""
+        return self.named.scripted is not None
 
     def open(self, base_url: str = "", **how: Any) -> ModelClient:
         """Opens the model; `how` are options of `ModelClient`, which its settings replace.
@@ -141,12 +141,12 @@ class ModelSpec:
         Raises ConfigError.
         """
         how |= self.requests
-        if self.is_scripted:
-            return open_endpoint(None, None, scripted=self.place, **how)
-        if Path(self.place).is_dir():
-            return open_endpoint(None, self.place, **how)
-        name, at, url = self.place.partition("@http")
-        where = f"http{url}" if at else base_url
+        name, scripted = self.named.name, self.named.scripted
+        if scripted is not None:
+            return open_endpoint(None, None, scripted=scripted, **how)
+        if self.named.base_url is None and Path(name).is_dir():
+            return open_endpoint(None, name, **how)
+        where = self.named.base_url or base_url
         if not where.startswith(("http://", "https://")):
             raise ConfigError(
                 f"{self.option} {self.text}: add its endpoint, {name}@https://HOST/v1; a checkpoint"

@@ -59,22 +59,22 @@ def _read(text: str) -> tuple[list[object], str | None, int]:
             0,
         )
     listed = text[start] == "["
-    at = start + 1 if listed else start
+    place = start + 1 if listed else start
     rows: list[object] = []
     while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string too
-        if at >= len(text):
-            return rows if listed else _unwrap(rows), _half(rows) if listed else None, at
+        place = _SPACE.match(text, place).end()  # type: ignore[union-attr]  # matches the empty string too
+        if place >= len(text):
+            return rows if listed else _unwrap(rows), _half(rows) if listed else None, place
         if (
-            (text[at] == "]") if listed else (text[at] not in "{[")
+            (text[place] == "]") if listed else (text[place] not in "{[")
         ):  # the end, or prose after the objects
-            return _unwrap(rows), None, at
+            return _unwrap(rows), None, place
         try:
-            value, at = _DECODER.raw_decode(text, at)
+            value, place = _DECODER.raw_decode(text, place)
         except (ValueError, RecursionError):
             inner = None if listed or rows else _INNER_LIST.search(text, start)
             if inner is None:
-                return rows, _half(rows), at
+                return rows, _half(rows), place
             rows, problem, end = _read(text[inner.start(1) :])
             return rows, problem, end + inner.start(1)
         rows.append(value)

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _RUN = 6
+"""Number of consecutive words that identify a sentence of a prompt."""
 _PHRASE = 4
 """Shorter phrases, such as a domain in one word, occur in tasks by themselves."""
-"""Number of consecutive words that identify a sentence of a prompt."""
 _HEADING = 3
 _EDGES = " .,;:!?()"
 _MARKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
@@ -136,12 +137,6 @@ def runs_of_phrase(phrase: str) -> frozenset[str]:
     return frozenset([" ".join(words[:_RUN]).strip(_EDGES)] if len(words) >= _PHRASE else ())
 
 
-def repeated(text: str, runs: Iterable[str]) -> str | None:
-    """Returns a word run of the prompts that a text contains, or None."""
-    plain = plain_text(text)
-    return next((run for run in runs if run in plain), None)
-
-
 class Runs:
     """Word runs, to be looked for in many texts."""
 
@@ -172,12 +167,14 @@ def _runs(template: str) -> frozenset[str]:
     (`Keep to this:`)."""
     runs = set[str]()
     for text in _MARKUP.split(template):
-        for sentence in (
-            part for item in _ITEMS.split(text) for part in _SENTENCES.split(item.strip())
-        ):
+        sentences = chain.from_iterable(
+            _SENTENCES.split(item.strip()) for item in _ITEMS.split(text)
+        )
+        for sentence in sentences:
             words = plain_text(sentence).split()
             runs.update(
-                " ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1)
+                " ".join(words[start : start + _RUN]).strip(_EDGES)
+                for start in range(len(words) - _RUN + 1)
             )
             if sentence[:1].isupper() and sentence.endswith(":") and _HEADING <= len(words) < _RUN:
                 runs.add(" ".join(words))

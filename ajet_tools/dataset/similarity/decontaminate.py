@@ -2,10 +2,10 @@
 
 Kinds of evidence: the same text; a near copy (`likeness`); a shared run of words (13 by default) in
 any text of the row, which also finds documents that quote the question; most of the words in the
-same order (`altered`), which finds quotations with every sixth word changed; similar embeddings. A
-shorter evaluation row counts as one run if it has at least 6 words, or 3 with a number (unless it
-is part of a longer sum). Runs in more than a twentieth of the evaluation rows (and in more than 3)
-are instructions and ignored.
+same order (`altered`), which finds quotations with every sixth word changed; with embeddings, a
+similar meaning. A shorter evaluation row counts as one run if it has at least 6 words, or 3 with a number
+(unless it is part of a longer sum). Runs in more than a twentieth of the evaluation rows (and in
+more than 3) are instructions and ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
@@ -31,12 +30,13 @@ from ajet_sdk.tasks.questions import (
 )
 from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.dataset.files.rows import read
-from ajet_tools.dataset.similarity.near import Match, NearIndex, OnProgress, Vectors
+from ajet_tools.dataset.similarity.near import Match, NearIndex, OnProgress, Vectors, close_pairs
 from ajet_tools.dataset.similarity.text import MARKED, normal
 
 LEAST_WORDS = 6
 LEAST_WITH_NUMBER = 3
 """Minimum words of an evaluation row with a number, such as `What is 12 + 34?`."""
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 ALTERED_WORDS = 12
 """Minimum words for `altered`: with two words changed, a shorter row may be a different
 question."""
@@ -45,15 +45,13 @@ _GRAM = 4
 _KEPT = 0.78
 """Minimum share of an evaluation row's words that an altered text has, in order."""
 _COMMON_SHARE = 0.05
-_CHUNK = 2000
-_NEAREST = 8
-"""Number of nearest evaluation rows whose numbers are compared with a row's."""
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 # each Chinese, Japanese or Korean character is a word
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|[-+*/^=<>%×÷]"
 )
+Run = tuple[str, ...]
+"""Consecutive words."""
 
 
 def words(text: str) -> list[str]:
@@ -79,10 +77,10 @@ class Leaks:
     Args:
         known: the location and text of each evaluation row.
         alone: the parts of each text that ask by themselves; a row may have one without the others.
-        share: minimum share of a text's words that must occur in order, besides a run of `ngram` words.
+        share: for `quotation`, the minimum share of a text's words that occur in order.
         common: a run in more than this many texts, and in more than a twentieth, is an instruction.
 
-    Raises ConfigError without texts, or if `ngram` is too small.
+    Raises ConfigError without texts.
     """
 
     def __init__(
@@ -94,44 +92,31 @@ class Leaks:
         ngram: int = 13,
         share: float = 0.0,
         common: int = 3,
-        seed: int = 0,
         numbers: bool = True,
     ) -> None:
-        if ngram < LEAST_WORDS:
-            raise ConfigError(
-                f"--ngram must be at least {LEAST_WORDS} (got {ngram}); shorter runs occur"
-                " everywhere"
-            )
         if not known:
             raise ConfigError("there are no evaluation rows: their files are empty")
-        self.known = list(
-            zip(
-                (where for where, _ in known),
-                _asked_texts([text for _, text in known]),
-                strict=True,
-            )
-        )
+        texts = _asked_texts([text for _, text in known])
+        self.known = [(where, text) for (where, _), text in zip(known, texts, strict=True)]
         self.share = share
-        self._near = NearIndex(threshold, seed, numbers=numbers)
-        for number, (_, text) in enumerate(self.known):
+        self._near = NearIndex(threshold, numbers=numbers)
+        for number, text in enumerate(texts):
             if text.strip():
                 self._near.add(str(number), text)
-        self._pictures = [pictures_of(text) for _, text in self.known]
+        self._pictures = [pictures_of(text) for text in texts]
         self._all_pictures = frozenset[str]().union(*self._pictures)
-        self._words = [words(text) for _, text in self.known]
+        self._words = [words(text) for text in texts]
         self._alone = _distinct_parts(alone)
         for number, parts in self._alone.items():
             for part in parts:
                 self._near.add(str(number), part)
         self._common = max(common, _COMMON_SHARE * len(known))
         self._runs = self._known_runs(ngram)
-        self._lengths: dict[tuple[str, ...], set[int]] = defaultdict(set)
+        self._lengths: dict[Run, set[int]] = defaultdict(set)
         """Lengths of the runs, by their first three words."""
         for run in self._runs:
             self._lengths[run[:LEAST_WITH_NUMBER]].add(len(run))
         self._grams = self._known_grams()
-        self.vectors: Vectors | None = None
-        """Embeddings of the texts, if meanings are compared."""
 
     @classmethod
     def of(cls, evals: Sequence[str | Path], *, skip_bad: bool = False, **options: Any) -> Leaks:
@@ -144,33 +129,31 @@ class Leaks:
                 alone.append(question_of(row.values).asking)
         return cls(known, alone=alone, **options)
 
-    def _known_runs(self, size: int) -> dict[tuple[str, ...], int]:
+    def _known_runs(self, size: int) -> dict[Run, int]:
         """Maps each run of words to the first evaluation row that has it."""
-        of: dict[tuple[str, ...], int] = {}
-        rows_with: Counter[tuple[str, ...]] = Counter()
-        first_of_text: dict[tuple[str, ...], int] = {}
+        first_row: dict[Run, int] = {}
+        rows_with: Counter[Run] = Counter()
+        first_of_text: dict[Run, int] = {}
         for index, row_words in enumerate(self._words):
-            if (
-                first_of_text.setdefault(tuple(row_words), index) != index
-            ):  # a repeated question is not an instruction
-                continue
+            if first_of_text.setdefault(tuple(row_words), index) != index:
+                continue  # a repeated question is not an instruction
             runs = _runs_to_know(row_words, size)
             for part in self._alone.get(index, ()):
                 runs |= _runs_to_know(words(part), size)
+            rows_with.update(runs)
             for run in runs:
-                rows_with[run] += 1
-                of.setdefault(run, index)
+                first_row.setdefault(run, index)
         # what all of a few rows have in common is an instruction too
         most = min(self._common, max(1, len(first_of_text) - 1))
-        return {run: index for run, index in of.items() if rows_with[run] <= most}
+        return {run: index for run, index in first_row.items() if rows_with[run] <= most}
 
-    def _known_grams(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
+    def _known_grams(self) -> dict[Run, list[tuple[int, int]]]:
         """Maps each run of four words to the evaluation rows that have it, with its position."""
-        grams: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+        grams: dict[Run, list[tuple[int, int]]] = defaultdict(list)
         for index, row_words in enumerate(self._words):
             if len(row_words) >= ALTERED_WORDS:
-                for at, gram in enumerate(_runs_of(row_words, _GRAM)):
-                    grams[gram].append((index, at))
+                for position, gram in enumerate(_runs_of(row_words, _GRAM)):
+                    grams[gram].append((index, position))
         return {gram: places for gram, places in grams.items() if len(places) <= self._common}
 
     def find(
@@ -186,38 +169,63 @@ class Leaks:
 
         Args:
             texts: the question of each row.
-            everything: all strings of each row, which may quote a question; `share` applies to the run only.
+            everything: all strings of each row, which may quote a question.
             vectors: normalized embeddings of the rows and of the known texts.
             meaning: minimum cosine.
         """
         leaks: dict[int, Leak] = {}
         known = [text for _, text in self.known]
-        for index, match in enumerate(
-            self._near.find_all([without_system(text) for text in texts], on_progress)
-        ):
-            match = (
-                match or self._match_with_system(texts[index]) or self._match_of_part(texts[index])
-            )
+        asked = [without_system(text) for text in texts]
+        for index, found in enumerate(self._near.find_all(asked, on_progress)):
+            match = found
+            if match is None and SYSTEM in texts[index]:
+                match = self._near.find(texts[index])
+            if match is None:
+                match = self._match_of_part(asked[index])
             if match is not None:
-                leaks[index] = Leak(
-                    int(match.key), match.kind, match.similarity, known[int(match.key)]
-                )
+                place = int(match.key)
+                leaks[index] = Leak(place, match.kind, match.similarity, known[place])
         for index, text in enumerate(everything):
-            if (
-                index not in leaks
-                and (quoted := self.quoted(text)) is not None
-                and quoted.similarity >= self.share
-            ):
-                leaks[index] = quoted
+            leak = None if index in leaks else self.quoted(text)
+            if leak is not None:
+                leaks[index] = leak
         if vectors is not None:
-            for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
-                if index not in leaks and cosine >= meaning:
-                    leaks[index] = Leak(number, "meaning", cosine, known[number])
+            rows, theirs = vectors
+            pairs = close_pairs((rows, asked), (theirs, known), meaning, _numbers_agree)
+            for pair in sorted(pairs, key=lambda pair: -pair.similarity):
+                if pair.first not in leaks:
+                    evidence = known[pair.second]
+                    leaks[pair.first] = Leak(pair.second, "meaning", pair.similarity, evidence)
         return {
             index: leak
             for index, leak in sorted(leaks.items())
             if not self._shows_others(leak.evaluation, texts[index])
         }
+
+    def __call__(self, values: Mapping[str, object]) -> str | None:
+        """Returns the evidence that a row leaks a text, or None."""
+        leak = self.find([text_of(values)], [strings_of(values)]).get(0)
+        return None if leak is None else self._describe(leak)
+
+    def quotation(self, values: Mapping[str, object]) -> str | None:
+        """Returns the evidence that a row quotes a text, or None."""
+        leak = self.quoted(strings_of(values))
+        if leak is None or self._shows_others(leak.evaluation, text_of(values)):
+            return None
+        known = self._words[leak.evaluation]
+        if LCSseq.similarity(known, words(strings_of(values))) < self.share * len(known):
+            return None
+        return self._describe(leak)
+
+    def _describe(self, leak: Leak) -> str:
+        where = self.known[leak.evaluation][0]
+        if leak.kind == "words":
+            return f"in common with {where}: {leak.evidence!r}"
+        if leak.kind == "altered":
+            return f"{leak.similarity:.0%} of the words of {where}: {leak.evidence!r}"
+        if leak.kind == "exact":
+            return f"the same as {where}"
+        return f"{leak.similarity:.2f} similar to {where}"
 
     def _shows_others(self, evaluation: int, text: str) -> bool:
         """Whether a text asks about pictures of which no evaluation row has one, so that words in
@@ -225,101 +233,60 @@ class Leaks:
         shown = pictures_of(text)
         return bool(shown and self._pictures[evaluation]) and not shown & self._all_pictures
 
-    def _match_with_system(self, text: str) -> Match | None:
-        return self._near.find(text) if SYSTEM in text else None
-
-    def _match_of_part(self, text: str) -> Match | None:
+    def _match_of_part(self, asked: str) -> Match | None:
         """Returns the evaluation row that one part of a text is, such as the input of an
         instruction."""
-        asked = without_system(text)
-        parts = (
-            [part for part in asked.split(PART) if len(words(part)) >= LEAST_WITH_NUMBER]
-            if PART in asked
-            else []
-        )
+        if PART not in asked:
+            return None
+        parts = [part for part in asked.split(PART) if len(words(part)) >= LEAST_WITH_NUMBER]
         for match in self._near.find_all(parts):
             if match is not None and match.kind == "exact":
                 return match
         return None
 
     def quoted(self, text: str) -> Leak | None:
-        """Returns the longest run of words shared with an evaluation row, else an altered one."""
+        """Returns the evaluation row with which a text shares the most words in runs, else one that
+        it has altered."""
         text_words = words(text)
         covered: dict[int, set[int]] = defaultdict(set)
         """Positions of the runs of each evaluation row."""
-        for at, start in enumerate(_runs_of(text_words, LEAST_WITH_NUMBER)):
+        for position, start in enumerate(_runs_of(text_words, LEAST_WITH_NUMBER)):
             for length in self._lengths.get(start, ()):
-                run = tuple(text_words[at : at + length])
-                index = self._runs.get(run) if len(run) == length else None
-                if index is not None and (
-                    length >= LEAST_WORDS or _stands_alone(text_words, at, length)
-                ):
-                    covered[index].update(range(at, at + length))
+                index = self._runs.get(tuple(text_words[position : position + length]))
+                if index is None:
+                    continue
+                if length >= LEAST_WORDS or _stands_alone(text_words, position, length):
+                    covered[index].update(range(position, position + length))
         if not covered:
             return self._altered(text_words)
         index = max(covered, key=lambda number: (len(covered[number]), -number))
         places = sorted(covered[index])
-        last = next((place for place in places if place + 1 not in covered[index]), places[-1])
         share = min(1.0, len(places) / len(self._words[index]))
-        return Leak(index, "words", share, " ".join(text_words[places[0] : last + 1]))
+        end = places[0]
+        while end in covered[index]:
+            end += 1
+        return Leak(index, "words", share, " ".join(text_words[places[0] : end]))
 
     def _altered(self, text_words: Sequence[str]) -> Leak | None:
         """Returns the evaluation row most of whose words occur in the text, in order and with the
         same numbers."""
         offsets: dict[int, list[int]] = defaultdict(list)
-        for at, gram in enumerate(_runs_of(text_words, _GRAM)):
+        for position, gram in enumerate(_runs_of(text_words, _GRAM)):
             for index, place in self._grams.get(gram, ()):
-                offsets[index].append(at - place)
+                offsets[index].append(position - place)
         best: Leak | None = None
         for index, places in offsets.items():
-            known = self._words[index]
-            slack = max(2, len(known) // 6)
+            row_words = self._words[index]
+            slack = max(2, len(row_words) // 6)
             if len(places) < slack:
                 continue
             start = max(0, sorted(places)[len(places) // 2] - slack)
-            window = text_words[start : start + len(known) + 2 * slack]
-            share = LCSseq.similarity(known, window) / len(known)
-            if share >= max(_KEPT, best.similarity if best else 0.0) and _same_numbers(
-                known, window
-            ):
+            window = text_words[start : start + len(row_words) + 2 * slack]
+            share = LCSseq.similarity(row_words, window) / len(row_words)
+            least = max(_KEPT, best.similarity if best else 0.0)
+            if share >= least and _same_numbers(row_words, window):
                 best = Leak(index, "altered", share, " ".join(window))
         return best
-
-    def __call__(self, values: Mapping[str, object]) -> str | None:
-        """Returns the evidence that a row leaks a text, or None."""
-        text = text_of(values)
-        match = (
-            self._near.find(without_system(text))
-            or self._match_with_system(text)
-            or self._match_of_part(text)
-        )
-        if match is not None and not self._shows_others(int(match.key), text):
-            how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
-            return f"{how} {self.known[int(match.key)][0]}"
-        return self.quotation(values)
-
-    def quotation(self, values: Mapping[str, object]) -> str | None:
-        """Returns the evidence that a row quotes a text, possibly altered, or None."""
-        text = strings_of(values)
-        leak = self.quoted(text)
-        if leak is None or self._shows_others(leak.evaluation, text_of(values)):
-            return None
-        mine = self._words[leak.evaluation]
-        if self.share and LCSseq.similarity(mine, words(text)) / len(mine) < self.share:
-            return None
-        relation = (
-            f"{leak.similarity:.0%} of the words of" if leak.kind == "altered" else "in common with"
-        )
-        return f"{relation} {self.known[leak.evaluation][0]}: {leak.evidence!r}"
-
-    def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
-        """Returns the evidence that a row paraphrases a text, or None."""
-        if self.vectors is None:
-            return None
-        [(index, cosine)] = nearest(
-            vector[None], self.vectors, [text], [known for _, known in self.known]
-        )
-        return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
 
 
 def _asked_texts(texts: Sequence[str]) -> list[str]:
@@ -342,29 +309,28 @@ def _distinct_parts(alone: Sequence[Sequence[str]]) -> dict[int, list[str]]:
 
     A part that several rows have is an instruction or a passage.
     """
-    rows_with = Counter(normal(part) for parts in alone if len(parts) > 1 for part in set(parts))
+    rows_with: Counter[str] = Counter()
+    for parts in alone:
+        if len(parts) > 1:
+            rows_with.update(normal(part) for part in set(parts))
     distinct: dict[int, list[str]] = {}
     for index, parts in enumerate(alone):
-        own = [
-            part
-            for part in parts
-            if rows_with[normal(part)] == 1 and _runs_to_know(words(part), LEAST_WORDS)
-        ]
-        if len(parts) > 1 and own:
-            distinct[index] = own
+        for part in parts:
+            if rows_with[normal(part)] == 1 and _runs_to_know(words(part), LEAST_WORDS):
+                distinct.setdefault(index, []).append(part)
     return distinct
 
 
-def _runs_to_know(row_words: Sequence[str], size: int) -> set[tuple[str, ...]]:
+def _runs_to_know(row_words: Sequence[str], size: int) -> set[Run]:
     """Returns the runs of words of an evaluation row; none if it is too short to tell a leak from
     chance."""
     length = min(size, len(row_words))
     if length < (LEAST_WITH_NUMBER if any(map(_is_figure, row_words)) else LEAST_WORDS):
         return set()
-    return {tuple(row_words[at : at + length]) for at in range(len(row_words) - length + 1)}
+    return set(_runs_of(row_words, length))
 
 
-def _runs_of(words_of_text: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+def _runs_of(words_of_text: Sequence[str], length: int) -> Iterator[Run]:
     return zip(*(words_of_text[start:] for start in range(length)), strict=False)
 
 
@@ -380,36 +346,16 @@ def _stands_alone(words_of_text: Sequence[str], at: int, length: int) -> bool:
 
 def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:
     """Whether the numbers agree; in a long text, a third of them may be altered."""
-    mine, theirs = (
-        Counter(word for word in words if word[0].isdigit()) for words in (known, window)
-    )
-    missing = (mine - theirs).total()
-    return missing <= (mine.total() // 3 if sum(map(len, known)) >= MARKED else 0)
+    numbers = Counter(word for word in known if word[0].isdigit())
+    missing = numbers - Counter(word for word in window if word[0].isdigit())
+    is_long = sum(map(len, known)) >= MARKED
+    return missing.total() <= (numbers.total() // 3 if is_long else 0)
 
 
-def numbers_agree(first: str, second: str) -> bool:
+def _numbers_agree(first: str, second: str) -> bool:
     """Whether two wordings agree in their numbers, in any order; one may be spelt out."""
-    mine, theirs = (Counter(_NUMBER.findall(normal(text))) for text in (first, second))
-    return max((mine - theirs).total(), (theirs - mine).total()) <= max(
-        1, max(mine.total(), theirs.total()) // 3
-    )
-
-
-def nearest(
-    rows: Vectors, known: Vectors, texts: Sequence[str], known_texts: Sequence[str]
-) -> Iterator[tuple[int, float]]:
-    """Yields for each row the evaluation row with the nearest meaning and agreeing numbers, and the
-    cosine."""
-    for start in range(0, len(rows), _CHUNK):
-        cosines = rows[start : start + _CHUNK] @ known.T
-        for index, each in enumerate(cosines, start):
-            order = np.argsort(-each, kind="stable")[:_NEAREST].tolist()
-            fit = next(
-                (
-                    candidate
-                    for candidate in order
-                    if numbers_agree(texts[index], known_texts[candidate])
-                ),
-                None,
-            )
-            yield (fit, min(1.0, float(each[fit]))) if fit is not None else (0, 0.0)
+    numbers = Counter(_NUMBER.findall(normal(first)))
+    others = Counter(_NUMBER.findall(normal(second)))
+    most = max(numbers.total(), others.total())
+    different = max((numbers - others).total(), (others - numbers).total())
+    return different <= max(1, most // 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from ajet_tools.dataset.similarity.near import (
     check_threshold,
     close_pairs,
     near_pairs,
+    same_numbers,
 )
 from ajet_tools.dataset.similarity.text import likeness, normal
 
@@ -45,31 +46,38 @@ class RowFacts:
     def of(cls, where: str, values: Mapping[str, object], keep: str = "first") -> RowFacts:
         """Raises ConfigError for an unknown policy, or if the row lacks the number that it
         needs."""
-        text, answer = text_of(values), answer_of(values)
-        shown = (
-            ""
-            if answer is None
-            else answer
-            if isinstance(answer, str)
-            else json.dumps(answer, sort_keys=True)
-        )
-        return cls(where, text, shown, _rank(where, values, text, shown, keep))
+        text = text_of(values)
+        answer = answer_of(values)
+        if answer is None:
+            answer = ""
+        elif not isinstance(answer, str):
+            answer = json.dumps(answer, sort_keys=True)
+        row = cls(where, text, answer)
+        return replace(row, rank=row._rank(values, keep))
+
+    def _rank(self, values: Mapping[str, object], keep: str) -> float:
+        if keep in ("first", "last"):
+            return 0.0
+        if keep == "longest":
+            return len(self.text)
+        if keep == "shortest":
+            return -len(self.text)
+        if keep == "answered":
+            return float(bool(self.answer))
+        return _number_at(self.where, values, keep)
 
 
-def _rank(where: str, values: Mapping[str, object], text: str, answer: str, keep: str) -> float:
-    if keep in ("first", "last"):
-        return 0.0
-    if keep in ("longest", "shortest"):
-        return len(text) if keep == "longest" else -len(text)
-    if keep == "answered":
-        return float(bool(answer))
+def _number_at(where: str, values: Mapping[str, object], keep: str) -> float:
+    """Returns the rank by a field, for `max:FIELD` and `min:FIELD`."""
     policy, _, field = keep.partition(":")
     if policy not in ("max", "min") or not field:
         raise ConfigError(f"--keep must be one of {', '.join(KEEP)} (got {keep!r})")
     value = value_at(values, field)
     if isinstance(value, bool | str) or not isinstance(value, int | float | None):
         raise ConfigError(f"--keep {keep}: {where} has no number there (got {value!r:.60})")
-    return float("-inf") if value is None else float(value) if policy == "max" else -float(value)
+    if value is None:
+        return float("-inf")
+    return float(value) if policy == "max" else -float(value)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,6 @@ def find(
     rows: Sequence[RowFacts],
     *,
     threshold: float = 0.8,
-    seed: int = 0,
     numbers: bool = True,
     near: bool = True,
     keep: str = "first",
@@ -120,8 +127,10 @@ def find(
     forms: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         forms[normal(row.text)].append(index)
-    texts, members = list(forms), list(forms.values())
-    clusters, links = Clusters(len(texts)), defaultdict[int, dict[int, tuple[float, Kind]]](dict)
+    texts = list(forms)
+    members = list(forms.values())
+    clusters = Clusters(len(texts))
+    links: dict[int, dict[int, tuple[float, Kind]]] = defaultdict(dict)
 
     def link(pair: Pair, kind: Kind) -> None:
         clusters.join(pair.first, pair.second)
@@ -137,7 +146,8 @@ def find(
         if home in links[number]:
             similarity, kind = links[number][home]
             return kind, similarity, None
-        if (share := likeness(texts[number], texts[home], threshold, numbers=numbers)) is not None:
+        share = likeness(texts[number], texts[home], threshold, numbers=numbers)
+        if share is not None:
             return "near", share, None
         neighbour = max(
             links[number], key=lambda neighbour: (links[number][neighbour][0], -neighbour)
@@ -146,14 +156,12 @@ def find(
         return kind, similarity, members[neighbour][0]
 
     if near:
-        for pair in near_pairs(
-            texts, threshold, seed=seed, numbers=numbers, on_progress=on_progress
-        ):
+        for pair in near_pairs(texts, threshold, numbers=numbers, on_progress=on_progress):
             link(pair, "near")
     if vectors is not None:
-        for pair in close_pairs(
-            vectors[[rows_of[0] for rows_of in members]], texts, meaning, numbers=numbers
-        ):
+        embedded = vectors[[rows_of[0] for rows_of in members]], texts
+        agree = same_numbers if numbers else lambda first, second: True
+        for pair in close_pairs(embedded, None, meaning, agree):
             link(pair, "meaning")
     together: dict[int, dict[int, int]] = defaultdict(dict)
     """Rows of each cluster, with the index of their text."""

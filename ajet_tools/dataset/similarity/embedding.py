@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.text.model_name import ModelName
 from ajet_tools.text.settings import split_settings
 
 
@@ -13,8 +14,7 @@ class Embedding:
     """The vectors that compare meanings, as `--embed` names them: `NAME@URL` or a model's
     directory, and after a comma `meaning=COSINE` from which two texts are alike."""
 
-    where: str
-    model: str
+    model: ModelName
     meaning: float | None = None
 
     @classmethod
@@ -29,5 +29,4 @@ class Embedding:
                 meaning = -1.0
             if not 0 <= meaning <= 1:
                 raise ConfigError(f"--embed {text}: meaning is a cosine from 0 to 1")
-        name, at, url = place.partition("@http")
-        return cls(f"http{url}", name, meaning) if at else cls("local", place, meaning)
+        return cls(ModelName.parse(place), meaning)

@@ -27,6 +27,7 @@ _RAREST = 16
 """Maximum number of keys to look up per text."""
 _LOOKED_AT = 48
 """Maximum number of postings per text; of a key with more, the texts added last."""
+_SEED = (0, GRAM)
 _BITS = 40
 """Bits of a hash; the others number the text in its chunk."""
 _CHUNK_CHARS = 2_000_000
@@ -105,13 +106,13 @@ def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> t
     return who[most], candidates[most]
 
 
-def postings(texts: Sequence[str], seed: int = 0) -> Postings:
+def postings(texts: Sequence[str]) -> Postings:
     """Returns the keys of texts."""
     parts, start, pending_chars = [Postings(np.empty(0, np.uint64), np.empty(0, np.int32))], 0, 0
     for end, text in enumerate(texts, 1):
         pending_chars += len(text)
         if pending_chars >= _CHUNK_CHARS or end == len(texts):
-            keys, text_numbers = _smallest(*_grams(texts[start:end], seed))
+            keys, text_numbers = _smallest(*_grams(texts[start:end]))
             parts.append(Postings(keys, text_numbers + start))
             start, pending_chars = end, 0
     return Postings.joined(parts)
@@ -155,7 +156,7 @@ def _ranks(values: npt.NDArray[Any]) -> Ints:
     return np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
 
 
-def _grams(texts: Sequence[str], seed: int = 0) -> tuple[U64, Ints]:
+def _grams(texts: Sequence[str]) -> tuple[U64, Ints]:
     """Returns the hashed 8-grams of all texts, concatenated, and the bounds of each text."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32).astype(
         np.uint64
@@ -165,13 +166,13 @@ def _grams(texts: Sequence[str], seed: int = 0) -> tuple[U64, Ints]:
     bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(numbers)))
     if not bounds[-1]:
         return np.empty(0, np.uint64), bounds
-    factors = np.random.default_rng((seed, GRAM)).integers(1, 2**63, GRAM, np.uint64) | np.uint64(1)
-    whole = codes[: len(codes) - GRAM + 1] * factors[0]
+    factors = np.random.default_rng(_SEED).integers(1, 2**63, GRAM, np.uint64) | np.uint64(1)
+    hashes = codes[: len(codes) - GRAM + 1] * factors[0]
     for place in range(1, GRAM):
-        whole += codes[place : len(codes) - GRAM + 1 + place] * factors[place]
+        hashes += codes[place : len(codes) - GRAM + 1 + place] * factors[place]
     starts = np.cumsum(lengths) - lengths
     inside = np.repeat(starts - bounds[:-1], numbers) + np.arange(bounds[-1])
-    return _mix(whole[inside]), bounds
+    return _mix(hashes[inside]), bounds
 
 
 def _mix(values: U64) -> U64:

@@ -62,24 +62,25 @@ def training_ids(
     sql = f"""
         SELECT episode_id, task_id, {OF_VALIDATION} AS validates FROM episodes e
         WHERE $1::VARCHAR IS NULL OR run_id = $1"""
-    of = {row["episode_id"]: row for row in rows(reader, sql, run_id)}
+    episode_by_id = {row["episode_id"]: row for row in rows(reader, sql, run_id)}
     sql = """
         SELECT task_id, any_value(task) AS task FROM episodes WHERE $1::VARCHAR IS NULL OR run_id = $1
         GROUP BY task_id ORDER BY task_id"""
     tasks = [_task(row["task"]) for row in rows(reader, sql, run_id)]
     same = {tasks[place].task_id for place, _ in same_tasks(tasks, held_out)}
     near = {tasks[place].task_id for place, _ in near_copies(tasks, held_out)} - same
-    kept, left_out = list[str](), Counter[str]()
+    training: list[str] = []
+    left_out: Counter[str] = Counter()
     for episode_id in ids:
-        row = of.get(episode_id, {"validates": False, "task_id": ""})
+        row = episode_by_id.get(episode_id, {"validates": False, "task_id": ""})
         if row["validates"]:
             left_out[f"validation episodes; {INCLUDE}"] += 1
         elif row["task_id"] in same or row["task_id"] in near:
             is_task = "is" if row["task_id"] in same else "nearly repeats"
             left_out[f"episodes whose task {is_task} a validation task; {INCLUDE}"] += 1
         else:
-            kept.append(episode_id)
-    return kept, left_out
+            training.append(episode_id)
+    return training, left_out
 
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:

@@ -1,4 +1,4 @@
-"""Embeds texts with an endpoint or a local model, and finds texts with the same meaning."""
+"""Embeds texts with an endpoint or a local model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.config.api_keys import api_key
-from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
 from ajet_sdk.tasks.questions import readable
 from ajet_tools.dataset.model.open import local_url
-from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers_of
-from ajet_tools.dataset.similarity.text import normal
+from ajet_tools.dataset.similarity.near import Vectors
+from ajet_tools.text.model_name import ModelName
 
 BATCH = 64
 """Texts per request."""
@@ -26,33 +25,18 @@ _AT_ONCE = 4
 _PART = 4 * BATCH
 
 
-def open_embedder(
-    where: str,
-    model: str,
-    *,
-    concurrency: int = _AT_ONCE,
-    cache: Path | None = None,
-    budget: Budget | None = None,
-) -> ModelClient:
+def open_embedder(model: ModelName) -> ModelClient:
     """Opens the client that computes embeddings; close it after use.
 
-    Args:
-        where: an endpoint's URL (`http://127.0.0.1:8000/v1`; its key in OPENAI_API_KEY), or `local`.
-        model: the model's name there, or the directory or hub name of a local model.
-        cache: cache of vectors, by model and text.
-        budget: budget for an endpoint's requests; a local model costs nothing.
-
-    Raises ConfigError; MissingExtra if a local model lacks its packages.
+    `model` is at an endpoint, with its key in OPENAI_API_KEY, or the directory or hub name of a
+    local model. Raises ConfigError; MissingExtra if a local model lacks its packages.
     """
-    if where == "local":
-        at = local_url(Path(model)) if Path(model).is_dir() else f"local://{model}"
-        return ModelClient(at, model, concurrency=1, cache=cache, transport=_LocalModel(model))
-    if not where.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"embeddings are at a URL, NAME@https://HOST/v1, or in a directory (got {where!r})"
-        )
-    key = api_key("OPENAI_API_KEY")
-    return ModelClient(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
+    if model.base_url is not None:
+        key = api_key("OPENAI_API_KEY")
+        return ModelClient(model.base_url, model.name, key, concurrency=_AT_ONCE)
+    name = model.name
+    url = local_url(Path(name)) if Path(name).is_dir() else f"local://{name}"
+    return ModelClient(url, name, concurrency=1, transport=_LocalModel(name))
 
 
 async def embed(
@@ -68,7 +52,7 @@ async def embed(
         if on_progress:
             on_progress("embedding", start, len(texts))
         part = [readable(text) for text in texts[start : start + _PART]]
-        batches = [part[at : at + BATCH] for at in range(0, len(part), BATCH)]
+        batches = [part[offset : offset + BATCH] for offset in range(0, len(part), BATCH)]
         for encoded in await asyncio.gather(*map(endpoint.embed, batches)):
             rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]
     if len({len(row) for row in rows}) > 1:
@@ -125,71 +109,3 @@ class _LocalModel:
         mask = tokens["attention_mask"].unsqueeze(-1)
         means: list[list[float]] = ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).tolist()
         return means
-
-
-class MeaningIndex:
-    """An index of texts by embedding; `find` returns a text with the same meaning.
-
-    For sets that grow row by row; `near.close_pairs` processes a whole file. As in `dedup`, short
-    texts with different numbers never match.
-    """
-
-    def __init__(self, embedder: ModelClient, least: float = 0.9, *, paid: bool = True) -> None:
-        self.embedder, self.least, self.paid = embedder, least, paid
-        self._keys: list[str] = []
-        self._numbers: list[list[str] | None] = []
-        self._vectors: Vectors = np.empty((64, 0), np.float32)
-
-    @classmethod
-    def by(
-        cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path
-    ) -> MeaningIndex:
-        """Opens the index; `embeddings` are the arguments of `open_embedder`, charged to the
-        writer's budget."""
-        where, model = embeddings
-        embedder = open_embedder(
-            where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget
-        )
-        return cls(embedder, least, paid=where != "local")
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the settings that determine matches."""
-        return {"at": self.embedder.base_url, "model": self.embedder.model, "meaning": self.least}
-
-    def in_words(self) -> str:
-        return f"{self.embedder.model}, a cosine of {self.least:g}"
-
-    def requests(self, calls: int, seeds: int) -> int:
-        """Returns the number of paid requests: for the seeds, and for the rows of each call."""
-        return calls + -(-seeds // BATCH) if self.paid else 0
-
-    async def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Raises as `embed`."""
-        new_vectors = await embed(self.embedder, texts)
-        if not self._vectors.shape[1]:
-            self._vectors = np.empty((64, new_vectors.shape[1]), np.float32)
-        if new_vectors.shape[1] != self._vectors.shape[1]:
-            raise EngineError(
-                f"{self.embedder.base_url} returned vectors of {new_vectors.shape[1]} numbers,"
-                f" after {self._vectors.shape[1]} before"
-            )
-        return new_vectors
-
-    def add(self, key: str, text: str, vector: Vectors) -> None:
-        """Adds a text and its vector under a key."""
-        count = len(self._keys)
-        if count == len(self._vectors):
-            self._vectors = np.concatenate((self._vectors, np.empty_like(self._vectors)))
-        self._vectors[count] = vector
-        self._keys.append(key)
-        self._numbers.append(numbers_of(normal(text)))
-
-    def find(self, text: str, vector: Vectors) -> Match | None:
-        """Returns the text with the highest cosine, if it is at least `least`."""
-        cosines = self._vectors[: len(self._keys)] @ vector
-        numbers = numbers_of(normal(text))
-        close = np.flatnonzero(cosines >= self.least - ROUNDING)
-        for index in close[np.argsort(-cosines[close], kind="stable")].tolist():
-            if numbers is None or self._numbers[index] is None or numbers == self._numbers[index]:
-                return Match(self._keys[index], min(1.0, float(cosines[index])), "meaning")
-        return None

@@ -58,33 +58,32 @@ class Clusters:
         return item
 
     def join(self, first: int, second: int) -> None:
-        a, b = self.find(first), self.find(second)
-        self._above[max(a, b)] = min(a, b)
+        heads = self.find(first), self.find(second)
+        self._above[max(heads)] = min(heads)
 
 
 def near_pairs(
     texts: Sequence[str],
     threshold: float,
     *,
-    seed: int = 0,
     numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Pair]:
     """Yields enough pairs of similar texts in normal form to connect each cluster.
 
-    The clusters depend on the texts and the seed, not on the order. `numbers`: texts with different
+    The clusters depend on the texts, not on their order. `numbers`: texts with different
     numbers are not similar (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
-    first: dict[str, int] = {}
+    index_by_text: dict[str, int] = {}
     for index, text in enumerate(map(unmarked, texts)):
-        if first.setdefault(text, index) != index and threshold < 1:
-            yield Pair(first[text], index, 1.0)
+        if index_by_text.setdefault(text, index) != index and threshold < 1:
+            yield Pair(index_by_text[text], index, 1.0)
     # sorted, so that the order of the file has no influence
-    pool = sorted(text for text in first if len(text) >= least)
-    chosen = [first[text] for text in pool]
+    pool = sorted(text for text in index_by_text if len(text) >= least)
+    indices = [index_by_text[text] for text in pool]
     clusters = Clusters(len(pool))
-    for who, candidates in _keys(pool, threshold, seed, numbers).pairs():
+    for who, candidates in _keys(pool, threshold, numbers).pairs():
         for place, (a, b) in enumerate(zip(who.tolist(), candidates.tolist(), strict=True)):
             if on_progress is not None and place % _BLOCK == 0:
                 on_progress("comparing", a, len(pool))
@@ -93,18 +92,18 @@ def near_pairs(
             similarity = likeness(pool[a], pool[b], threshold, numbers=numbers)
             if similarity is not None:
                 clusters.join(a, b)
-                first_index, second_index = sorted((chosen[a], chosen[b]))
+                first_index, second_index = sorted((indices[a], indices[b]))
                 yield Pair(first_index, second_index, similarity)
 
 
-def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> Postings:
+def _keys(forms: Sequence[str], threshold: float, numbers: bool) -> Postings:
     """Returns the keys of texts; those of short texts include their numbers and operators."""
-    all_keys = postings(forms, seed)
+    all_keys = postings(forms)
     if not numbers:
         return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
     below = MARKED / least_part(threshold)  # longer texts match no short one
-    mine = np.array(
+    digests = np.array(
         [_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms],
         np.uint64,
     )
@@ -112,7 +111,7 @@ def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> P
     plain = all_keys.take(
         lengths[all_keys.texts] >= FULL
     )  # may be contained in a text with more numbers
-    return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
+    return Postings.joined([Postings(marked.keys ^ digests[marked.texts], marked.texts), plain])
 
 
 def _digest(text: str) -> int:
@@ -121,40 +120,45 @@ def _digest(text: str) -> int:
     )
 
 
-def numbers_of(form: str) -> list[str] | None:
-    """Returns the numbers and operators that a short text must share with its paraphrases; None for
-    a long text."""
-    return marks(form) if len(form) < MARKED else None
+def same_numbers(first: str, second: str) -> bool:
+    """Whether two texts in normal form have the same numbers and operators, if both are short."""
+    return max(len(first), len(second)) >= MARKED or marks(first) == marks(second)
+
+
+Embedded = tuple[Vectors, Sequence[str]]
+"""Normalized embeddings of texts, and the texts."""
 
 
 def close_pairs(
-    vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True
+    rows: Embedded, known: Embedded | None, least: float, agree: Callable[[str, str], bool]
 ) -> Iterator[Pair]:
-    """Yields all pairs with a cosine of at least `least`; short texts with different numbers are
-    skipped.
+    """Yields all pairs of rows and known texts with a cosine of at least `least`, or all pairs of
+    rows; `agree` says whether two texts may mean the same.
 
     Compares all pairs, in blocks of the matrix: 100,000 rows need 5 billion dot products.
     """
-    apart = [numbers_of(text) if numbers else None for text in texts]
+    vectors, texts = rows
+    known_vectors, known_texts = known or rows
     for start in range(0, len(vectors), _BLOCK):
         block = vectors[start : start + _BLOCK]
-        for second_start in range(start, len(vectors), _BLOCK):
-            cosine = block @ vectors[second_start : second_start + _BLOCK].T
+        for known_start in range(start if known is None else 0, len(known_vectors), _BLOCK):
+            cosine = block @ known_vectors[known_start : known_start + _BLOCK].T
             for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
-                first_index, second_index = start + a, second_start + b
-                numbers_of_both = apart[first_index], apart[second_index]
-                is_alike = None in numbers_of_both or apart[first_index] == apart[second_index]
-                if first_index < second_index and is_alike:
-                    yield Pair(first_index, second_index, min(1.0, float(cosine[a, b])))
+                first = start + a
+                second = known_start + b
+                if known is None and first >= second:
+                    continue
+                if agree(texts[first], known_texts[second]):
+                    yield Pair(first, second, min(1.0, float(cosine[a, b])))
 
 
 @dataclass(frozen=True)
 class Match:
-    """The matching earlier text: its key, and the share of equal characters or the cosine."""
+    """The matching earlier text: its key, and the share of equal characters."""
 
     key: str
     similarity: float
-    kind: Literal["exact", "near", "meaning"]
+    kind: Literal["exact", "near"]
 
 
 def check_threshold(threshold: float) -> float:
@@ -170,12 +174,13 @@ def check_threshold(threshold: float) -> float:
 class NearIndex:
     """An index of texts; `find` returns a text that a new one repeats (see `likeness`).
 
-    Deterministic for the same calls and seed. Exact copies are always found; of texts with a tenth
+    Deterministic. Exact copies are always found; of texts with a tenth
     of the characters edited, more than 99 %.
     """
 
-    def __init__(self, threshold: float = 0.8, seed: int = 0, *, numbers: bool = True) -> None:
-        self._how = check_threshold(threshold), seed, numbers
+    def __init__(self, threshold: float = 0.8, *, numbers: bool = True) -> None:
+        self._threshold = check_threshold(threshold)
+        self._numbers = numbers
         self._shortest = max(shortest(threshold), GRAM)
         self._exact: dict[str, str] = {}
         self._unmarked: dict[str, str] = {}
@@ -215,7 +220,7 @@ class NearIndex:
             for number, form in enumerate(forms):
                 if form in self._exact:
                     matches.append(Match(self._exact[form], 1.0, "exact"))
-                elif plain[number] in self._unmarked and self._how[0] < 1:
+                elif plain[number] in self._unmarked and self._threshold < 1:
                     matches.append(Match(self._unmarked[plain[number]], 1.0, "near"))
                 else:
                     matches.append(self._best(plain[number], likely[number]))
@@ -223,11 +228,13 @@ class NearIndex:
 
     def _best(self, form: str, likely: Sequence[int]) -> Match | None:
         best: Match | None = None
-        threshold, _, numbers = self._how
         for index in likely:
             key, candidate = self._texts[index]
             similarity = likeness(
-                form, candidate, best.similarity if best else threshold, numbers=numbers
+                form,
+                candidate,
+                best.similarity if best else self._threshold,
+                numbers=self._numbers,
             )
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
@@ -236,18 +243,20 @@ class NearIndex:
     def _likely(self, forms: Sequence[str]) -> dict[int, list[int]]:
         self._sort_new()
         likely: dict[int, list[int]] = defaultdict(list)
-        asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)
-        for part in self._sorted if len(asked.keys) else ():
-            for who, candidate in zip(
-                *(column.tolist() for column in part.find(asked)), strict=True
-            ):
-                likely[who].append(candidate)
+        long_enough = [form if len(form) >= self._shortest else "" for form in forms]
+        asked = _keys(long_enough, self._threshold, self._numbers)
+        if not len(asked.keys):
+            return likely
+        for part in self._sorted:
+            who, candidates = part.find(asked)
+            for number, candidate in zip(who.tolist(), candidates.tolist(), strict=True):
+                likely[number].append(candidate)
         return likely
 
     def _sort_new(self) -> None:
         new = [form for _, form in self._texts[self._counted :]]
         if new:
-            keys, texts = _keys(new, *self._how)
+            keys, texts = _keys(new, self._threshold, self._numbers)
             self._sorted.append(Postings(keys, texts + self._counted).sorted())
             self._counted = len(self._texts)
         while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(
@@ -260,9 +269,10 @@ class NearIndex:
 def together_by(keys: Sequence[str], groups: Sequence[int]) -> list[int]:
     """Returns for each row the position of the first row with which it shares a key or a group,
     transitively."""
-    clusters, first = Clusters(len(keys)), dict[str, int]()
+    clusters = Clusters(len(keys))
+    first_by_key = dict[str, int]()
     for index, (key, group) in enumerate(zip(keys, groups, strict=True)):
-        clusters.join(index, first.setdefault(key, index))
+        clusters.join(index, first_by_key.setdefault(key, index))
         clusters.join(index, group)
     return [clusters.find(index) for index in range(len(keys))]
 
@@ -271,21 +281,17 @@ def together(
     keys: Sequence[str],
     texts: Sequence[str],
     threshold: float,
-    *,
-    seed: int = 0,
-    numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> list[str]:
     """Returns the key of each row; rows with equal keys or similar texts get the key of the first
     of them."""
-    clusters, first = Clusters(len(keys)), dict[str, int]()
+    clusters = Clusters(len(keys))
+    first_by_key = dict[str, int]()
     forms: dict[str, int] = {}
     for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
-        clusters.join(index, first.setdefault(key, index))
+        clusters.join(index, first_by_key.setdefault(key, index))
         clusters.join(index, forms.setdefault(normal(text), index))
     different = list(forms)
-    for pair in near_pairs(
-        different, threshold, seed=seed, numbers=numbers, on_progress=on_progress
-    ):
+    for pair in near_pairs(different, threshold, on_progress=on_progress):
         clusters.join(forms[different[pair.first]], forms[different[pair.second]])
     return [keys[clusters.find(index)] for index in range(len(keys))]

@@ -61,7 +61,11 @@ _MARKUP = re.compile(
 """Matches markup and its content. Line prefixes match after a sentence too, since a normal form has
 one line."""
 _ENTITY = re.compile(r"&(?:[a-z]+|#\d+);")
-_GRAM, _PIECE, _CHANCE = 8, 128, 0.06
+_GRAM = 8
+_PIECE = 128
+"""Characters of the pieces in which long texts are compared."""
+_CHANCE = 0.06
+"""Share of 8-grams that unrelated texts have in common."""
 _RUN = 12
 """Length of the character runs that two texts with the same parts share."""
 _SAMPLES = 24
@@ -155,7 +159,8 @@ def _likeness_of_parts(
 
 
 def _likeness(first: str, second: str, threshold: float, numbers: bool) -> float | None:
-    first, second = unmarked(first), unmarked(second)
+    first = unmarked(first)
+    second = unmarked(second)
     if first == second:
         return 1.0
     if (share := _kept_share(first, second, threshold)) is not None:
@@ -201,14 +206,13 @@ def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> flo
     if share < threshold:
         return None
     share_of_long = _share_in_runs(long, short)
-    apart = Counter(marks(short)), Counter(marks(long))
-    if share_of_long >= threshold and (apart[0] == apart[1] or not numbers):
-        return min(share, share_of_long)
-    return (
-        share
-        if share >= _WHOLE and share_of_long < threshold and (apart[0] <= apart[1] or not numbers)
-        else None
-    )
+    marks_of_short = Counter(marks(short))
+    marks_of_long = Counter(marks(long))
+    if share_of_long >= threshold:
+        same = marks_of_short == marks_of_long or not numbers
+        return min(share, share_of_long) if same else None
+    contained = share >= _WHOLE and (marks_of_short <= marks_of_long or not numbers)
+    return share if contained else None
 
 
 def _has_samples(short: str, long: str) -> bool:

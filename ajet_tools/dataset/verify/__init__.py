@@ -7,8 +7,7 @@
     code               a sandboxed program: the row's tests, its own program, or one that the endpoint writes
     llm, llm:FILE      a model grades the answer by a rubric, built-in or from a file
 
-    A+B                both must pass; B is skipped if A refuses
-    A|B                either must pass; `|` binds closer than `+`
+    A,B                both must pass; B is skipped if A refuses
 
 A refusal's `reason` is one of a few phrases, so refusals can be counted; `details` has the
 evidence. `failed` means that the check itself failed (the judge raised, the grader's reply was
@@ -26,7 +25,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
 from ajet_tools.dataset.verify.agreement import AgreementVerifier
 from ajet_tools.dataset.verify.combined import (
-    PARTS,
     CombinedVerifier,
     VerifierPart,
     Verify,
@@ -42,33 +40,20 @@ VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 def open_verification(
     verify: str | Verify, writer: ModelClient, *, seed: int = 0
 ) -> CombinedVerifier | None:
-    """Opens the verifier of a run, each part with its model; None if nothing is checked.
+    """Opens the verifier of a run with its model; None if nothing is checked.
 
-    Raises as `open_verifier`, and ConfigError for a model that no part uses.
+    Raises as `open_verifier`, and ConfigError for a model that is not asked.
     """
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
-    if not opened.parts:
-        if verify.models:
-            raise ConfigError(
-                f"--verify-model {verify.models[0]}: nothing is verified (--verify none)"
-            )
-        return None
-    kinds = {part.kind for part in opened.parts if part.verifier.calls}
-    for text in verify.models:
-        kind = text.partition("=")[0]
-        if ("=" in text and kind in PARTS and kind not in kinds) or not kinds:
-            asks = (
-                f"there {'is' if len(kinds) == 1 else 'are'} {', '.join(sorted(kinds))}"
-                if kinds
-                else "none does"
-            )
-            raise ConfigError(
-                f"{text}: no such part of --verify {verify.spec} asks a model; {asks}"
-            )
-    for part in opened.parts:
-        part.endpoint = verify.endpoint(part.kind, writer) if part.verifier.calls else None
-    return opened
+    asking = [part for part in opened.parts if part.verifier.calls]
+    if verify.model is not None and not asking:
+        raise ConfigError(f"--verify-model {verify.model}: --verify {verify.spec} asks no model")
+    if asking:
+        endpoint = verify.endpoint(writer)
+        for part in asking:
+            part.endpoint = endpoint.counted_apart()
+    return opened if opened.parts else None
 
 
 def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> CombinedVerifier:
@@ -83,14 +68,14 @@ def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> Combin
     `code` without a sandbox, unless `unfenced`; SignatureError for a judge with unsupported
     parameters.
     """
-    opened = [[_open_one(member, seed, unfenced) for member in group] for group in split_spec(spec)]
-    if opened == [[None]]:
+    opened = [_open_one(part, seed, unfenced) for part in split_spec(spec)]
+    if opened == [None]:
         return CombinedVerifier("none", [])
-    if any(None in group for group in opened):
+    verifiers = [verifier for verifier in opened if verifier is not None]
+    if len(verifiers) < len(opened):
         raise ConfigError(f"--verify {spec}: `none` cannot be combined")
-    groups = [[VerifierPart(member) for member in group if member is not None] for group in opened]
-    is_one = sum(map(len, groups)) == 1
-    return CombinedVerifier(groups[0][0].verifier.name if is_one else spec.strip(), groups)
+    name = verifiers[0].name if len(verifiers) == 1 else spec.strip()
+    return CombinedVerifier(name, [VerifierPart(verifier) for verifier in verifiers])
 
 
 def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:

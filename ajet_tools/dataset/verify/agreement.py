@@ -21,7 +21,8 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?(?![\w.]*\d)\s*(?:\\?%)?"
 )
 _NEGATION = re.compile(r"\b(?:not?|never|cannot|nicht|kein\w*|pas|non)\b|n['’]t\b", re.IGNORECASE)
-_OPEN, _CLOSE = "\"'“”‘’`*_([{", "\"'“”‘’`*_)]}.,;:!"
+_OPEN = "\"'“”‘’`*_([{"
+_CLOSE = "\"'“”‘’`*_)]}.,;:!"
 
 
 def same(a: str, b: str) -> bool:
@@ -32,17 +33,11 @@ def same(a: str, b: str) -> bool:
     punctuation, and number formats (`5.0 km` equals `5 km`). Paraphrases and equivalent formulas
     are not recognized.
     """
-    first_number, second_number = number(a), number(b)
+    first_number = number(a)
+    second_number = number(b)
     if first_number is not None and second_number is not None:
         return math(a, b)
     return (first_number is None) == (second_number is None) and _normal(a) == _normal(b)
-
-
-def stands_in(answer: str, text: str) -> bool:
-    """Whether a text contains an answer, compared as by `same`."""
-    if number(answer) is not None:
-        return any(same(numeral, answer) for numeral in _NUMBER.findall(text))
-    return re.search(rf"(?<!\w){re.escape(_normal(answer))}(?!\w)", _normal(text)) is not None
 
 
 def _normal(text: str) -> str:
@@ -53,7 +48,9 @@ def _normal(text: str) -> str:
 
 def _value(match: re.Match[str]) -> str:
     value: Fraction | None = number(match[0])
-    return match[0] if value is None else f" {value}{' %' if '%' in match[0] else ''} "
+    if value is None:
+        return match[0]
+    return f" {value} % " if "%" in match[0] else f" {value} "
 
 
 def final_of(reply: str, *, numeric: bool = False) -> str | None:
@@ -134,7 +131,9 @@ class AgreementVerifier:
     needs_answer = True
 
     def __init__(self, k: int = 3, seed: int = 0) -> None:
-        self.name, self.calls, self._seed = f"agreement:{k}", k, seed
+        self.name = f"agreement:{k}"
+        self.calls = k
+        self._seed = seed
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         answer = answer_of(row)
@@ -142,15 +141,15 @@ class AgreementVerifier:
             return RowVerdict(False, "no answer to compare")
         question = plain_question(row)
         right = stated_answer(str(answer), question)
-        asked = load("verify/answer")
-        text = asked.render(question=question)
+        prompt = load("verify/answer")
+        text = prompt.render(question=question)
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         numeric = number(right) is not None
         answers = [final_of(reply, numeric=numeric) for reply in replies]
         counted = votes([*answers, *[None] * (self.calls - len(answers))])
         details = {
             "answers": answers, "answer": counted.answer, "votes": counted.count, "of": self.calls,
-            "margin": round(counted.margin, 4), "prompt": asked.label,
+            "margin": round(counted.margin, 4), "prompt": prompt.label,
         }  # fmt: skip
         if counted.answer is None:
             return RowVerdict(False, "no independent answer could be read", details, failed=True)

@@ -1,11 +1,11 @@
-"""Combines verifiers, each with its own model: all must pass, or one of a group."""
+"""Combines verifiers: all must pass."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.engines.budget import Budget, Usage
@@ -18,21 +18,18 @@ from ajet_tools.dataset.verify.consistency import inconsistency
 from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 KINDS = ("agreement", "judge", "code", "llm", "none")
-PARTS = KINDS[:-1]
-_JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
+_KIND = rf"(?=(?:{'|'.join(KINDS)})(?:[:,+|]|$))"
+_COMMA = re.compile(rf",{_KIND}")
+_NO_COMMA = re.compile(rf"[+|]{_KIND}")
 
 
 @dataclass(frozen=True)
 class Verify:
-    """The settings of verification; the options `--verify...` of the commands.
-
-    An entry of `models` is `[PART=]MODEL`, where PART is `agreement`, `judge`, `code` or `llm`;
-    without PART it is the default of all parts.
-    """
+    """The settings of verification; the options `--verify...` of the commands."""
 
     spec: str = "none"
-    models: Sequence[str] = ()
-    """MODEL is a `ModelSpec`; a NAME without URL is at the writer's endpoint."""
+    model: str | None = None
+    """A `ModelSpec`; a NAME without URL is at the writer's endpoint. Default: the writer."""
     unfenced: bool = False
     """Run programs without a sandbox."""
 
@@ -40,14 +37,11 @@ class Verify:
     def of(cls, given: str | Verify) -> Verify:
         return cls(given) if isinstance(given, str) else given
 
-    def endpoint(self, kind: str, writer: ModelClient) -> ModelClient:
-        """Opens the model of a part: its own, else the writer's with separate counts. Raises
-        ConfigError."""
-        models = self._models()
-        model = models.get(kind, models.get(""))
-        if model is None:
-            return writer.counted_apart()
-        spec = ModelSpec.parse(model, "--verify-model")
+    def endpoint(self, writer: ModelClient) -> ModelClient:
+        """Opens the model that verifies; by default it is the writer. Raises ConfigError."""
+        if self.model is None:
+            return writer
+        spec = ModelSpec.parse(self.model, "--verify-model")
         return spec.open(
             writer.base_url,
             concurrency=writer.concurrency,
@@ -56,35 +50,14 @@ class Verify:
             budget=writer.budget.part(spec.price),
         )
 
-    def _models(self) -> dict[str, str]:
-        """Returns the models by part; "" is the default. Raises ConfigError."""
-        models: dict[str, str] = {}
-        for text in self.models:
-            part, _, model = text.partition("=")
-            if part not in PARTS:
-                part = ""
-                model = text
-            if not model.strip():
-                raise ConfigError(f"--verify-model {text!r} names nothing")
-            if models.setdefault(part, model) != model:
-                raise ConfigError(
-                    f"--verify-model is given twice for {part or 'every part'}: {models[part]} and"
-                    f" {model}"
-                )
-        return models
 
-
-def split_spec(spec: str) -> list[list[str]]:
-    """Parses `agreement:3+code|llm` to [[agreement:3], [code, llm]]: AND of OR groups."""
-    groups, last = [[""]], ""
-    for piece in _JOINED.split(spec.strip()):
-        if piece in ("+", "|"):
-            last = piece
-        elif last == "|":
-            groups[-1].append(piece)
-        else:
-            groups = [*groups, [piece]] if last else [[piece]]
-    return groups
+def split_spec(spec: str) -> list[str]:
+    """Splits `agreement:3,code`; a comma in the name of a file stays. Raises ConfigError."""
+    if _NO_COMMA.search(spec):
+        raise ConfigError(
+            f"--verify {spec}: several verifiers are separated by commas, and all of them must pass"
+        )
+    return _COMMA.split(spec.strip())
 
 
 @dataclass
@@ -102,16 +75,10 @@ class VerifierPart:
 
 @dataclass
 class CombinedVerifier:
-    """A row passes if a verifier of every group passes it; they are asked until the result is
-    known."""
+    """A row passes if every verifier passes it; the others are not asked after a refusal."""
 
     name: str
-    groups: Sequence[Sequence[VerifierPart]]
-    """Any of a group, of each group."""
-    parts: list[VerifierPart] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.parts = [part for group in self.groups for part in group]
+    parts: Sequence[VerifierPart]
 
     @property
     def calls(self) -> int:
@@ -119,14 +86,14 @@ class CombinedVerifier:
 
     @property
     def needs_answer(self) -> bool:
-        return any(all(part.verifier.needs_answer for part in group) for group in self.groups)
+        return any(part.verifier.needs_answer for part in self.parts)
 
     def refuse_unanswered(self, rows: Sequence[Mapping[str, Any]], source: str) -> None:
         """Raises ConfigError if it compares answers, and none of these rows has a field that is
         known as one."""
         if not rows or not self.needs_answer or any(answer_of(row) is not None for row in rows):
             return
-        columns = sorted({path for row in rows for path in _fields(row)})
+        columns = sorted(set[str]().union(*map(_fields, rows)))
         raise ConfigError(
             f"--verify {self.name} compares answers, but no row of {source} has a known answer: the"
             f" fields are {', '.join(columns)}, and an answer is named {', '.join(ANSWERS[:3])},"
@@ -138,7 +105,7 @@ class CombinedVerifier:
         if not self.parts:
             return RowVerdict(True, "not verified")
         verdict = await self._ask(row, endpoint)
-        if verdict.ok and any(part.kind in PARTS for part in self.parts):
+        if verdict.ok and any(part.kind in KINDS for part in self.parts):
             # a writer and a checker make the same mistakes; a calculation makes none
             return inconsistency(row) or verdict
         return verdict
@@ -147,29 +114,22 @@ class CombinedVerifier:
         if len(self.parts) == 1:
             return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
         records: list[dict[str, object]] = []
-        for group in self.groups:
-            verdicts = list[RowVerdict]()
-            for part in group:
-                verdicts.append(await part.verifier.check(row, part.endpoint or endpoint))
-                records.append(verdicts[-1].as_json(part.verifier.name))
-                if verdicts[-1].ok:
-                    break
-            if not verdicts[-1].ok:
-                failed = all(verdict.failed for verdict in verdicts)
-                return RowVerdict(False, verdicts[-1].reason, {"parts": records}, failed=failed)
-        passed = " and ".join(str(record["verifier"]) for record in records if record["ok"])
-        return RowVerdict(True, f"passes {passed}", {"parts": records})
+        for part in self.parts:
+            verdict = await part.verifier.check(row, part.endpoint or endpoint)
+            records.append(verdict.as_json(part.verifier.name))
+            if not verdict.ok:
+                details = {"parts": records}
+                return RowVerdict(False, verdict.reason, details, failed=verdict.failed)
+        names = " and ".join(part.verifier.name for part in self.parts)
+        return RowVerdict(True, f"passes {names}", {"parts": records})
 
-    def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
-        """Returns the endpoints that differ from the writer's, by verifier, or None."""
-        models = {
-            p.verifier.name: [p.endpoint.base_url, p.endpoint.model]
-            for p in self.parts
-            if p.endpoint
-        }
-        return {
-            name: at for name, at in models.items() if at != [writer.base_url, writer.model]
-        } or None
+    def model(self, writer: ModelClient) -> list[str] | None:
+        """Returns the endpoint and name of the model that verifies, if it isn't the writer's."""
+        for part in self.parts:
+            if part.endpoint is not None:
+                place = [part.endpoint.base_url, part.endpoint.model]
+                return None if place == [writer.base_url, writer.model] else place
+        return None
 
 
 def _fields(row: Mapping[str, Any]) -> Iterator[str]:
@@ -216,16 +176,21 @@ def checks_of(
     verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]
 ) -> list[Check]:
     """Returns the result of each verifier over all rows of a run, by their provenance."""
-    checked, refused = Counter[str](), Counter[str]()
+    checked: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
     for provenance in provenances:
         for verdict in single_verdicts(provenance.get("verdict") or {}):
             checked[verdict["verifier"]] += 1
             refused[verdict["verifier"]] += not verdict["ok"]
+    if verifier is None:
+        return []
     checks = []
-    for part in verifier.parts if verifier is not None else []:
-        name, at = part.verifier.name, part.endpoint
-        model, budget = (at.model, at.budget) if at is not None else (None, None)
-        checks.append(Check(name, model, checked[name], refused[name], budget))
+    for part in verifier.parts:
+        name = part.verifier.name
+        check = Check(name, None, checked[name], refused[name], None)
+        if part.endpoint is not None:
+            check = replace(check, model=part.endpoint.model, budget=part.endpoint.budget)
+        checks.append(check)
     return checks
 
 

@@ -43,9 +43,11 @@ class JudgeVerifier:
     """
 
     def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
-        self.name, self.calls = spec, k
+        self.name = spec
+        self.calls = k
         self.needs_answer = k == 0
-        self._judge, self._seed = judge, seed
+        self._judge = judge
+        self._seed = seed
         if is_group_judge(judge):  # also raises SignatureError for a workflow
             raise ConfigError(
                 f"--verify {spec}: a group judge compares answers, but a row has only one"
@@ -78,21 +80,21 @@ class JudgeVerifier:
     async def _independent(
         self, row: Mapping[str, object], task: Task, endpoint: ModelClient | None
     ) -> RowVerdict:
-        asked = load("verify/answer")
-        text = asked.render(question=plain_question(row))
+        prompt = load("verify/answer")
+        text = prompt.render(question=plain_question(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         outcomes = await asyncio.gather(
             *(self._reward(task, _last_line(reply)) for reply in replies)
         )
-        first = next((outcome for outcome in outcomes if isinstance(outcome, RowVerdict)), None)
-        if first is not None:
-            return first
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, RowVerdict)), None)
+        if failure is not None:
+            return failure
         accepted = sum(outcome[1] for outcome in outcomes if not isinstance(outcome, RowVerdict))
         details = {
             "accepted": accepted,
             "of": self.calls,
             "replies": replies,
-            "prompt": asked.label,
+            "prompt": prompt.label,
         }
         if 2 * accepted > self.calls:
             return RowVerdict(
@@ -179,12 +181,13 @@ class LlmVerifier:
         answer = answer_of(row)
         if answer is None:
             return RowVerdict(False, "no answer to grade")
-        rubric, asked = load("verify/rubric"), load("verify/grade")
-        details = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
+        rubric = load("verify/rubric")
+        prompt = load("verify/grade")
+        details = {"prompt": prompt.label, "rubric": "the user's" if self.rubric else rubric.label}
         judge = LlmJudge(
             self.rubric or rubric.render(),
             model=JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1),
-            prompt=asked.render(question="{query}", answer="{answer}", rubric="{rubric}"),
+            prompt=prompt.render(question="{query}", answer="{answer}", rubric="{rubric}"),
         )
         verdict = await graded(judge, Material(plain_question(row), as_text(answer)), 1.0, details)
         if verdict.failed:

@@ -100,17 +100,17 @@ class ProgramVerifier:
     async def _write_program(
         self, row: Mapping[str, object], answer: str, endpoint: ModelClient | None
     ) -> RowVerdict:
-        asked = load("verify/program")
-        text = asked.render(question=plain_question(row))
+        prompt = load("verify/program")
+        text = prompt.render(question=plain_question(row))
         replies = await independent(
             endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name
         )
         reply = replies[0] if replies else ""
         code = code_in(reply)
         if code is None:
-            details = {"reply": reply[:_LONGEST], "prompt": asked.label}
+            details = {"reply": reply[:_LONGEST], "prompt": prompt.label}
             return RowVerdict(False, "the model wrote no program", details, failed=True)
-        details = {"program": code, "prompt": asked.label}
+        details = {"program": code, "prompt": prompt.label}
         return _compare(
             await self._run(code), answer, "a program that a model wrote", details, failed=True
         )
@@ -119,18 +119,18 @@ class ProgramVerifier:
 def _compare(
     ran: Ran, answer: str, whose: str, details: Mapping[str, object], *, failed: bool
 ) -> RowVerdict:
-    seen = {**details, **_describe_run(ran)}
+    evidence = {**details, **_describe_run(ran)}
     if not ran.ok:
         return RowVerdict(
-            False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed
+            False, f"{whose} {ran.failure if ran.stopped else 'fails'}", evidence, failed=failed
         )
     printed = next((line.strip() for line in reversed(ran.stdout.splitlines()) if line.strip()), "")
     right = final_of(answer) or answer
     printed_answer = final_of(printed, numeric=number(right) is not None) or ""
-    seen["printed"] = printed[:_LONGEST]
+    evidence["printed"] = printed[:_LONGEST]
     if printed_answer and same(printed_answer, right):
-        return RowVerdict(True, f"{whose} prints the answer", seen)
-    return RowVerdict(False, f"{whose} prints a different answer", seen)
+        return RowVerdict(True, f"{whose} prints the answer", evidence)
+    return RowVerdict(False, f"{whose} prints a different answer", evidence)
 
 
 def _describe_run(ran: Ran) -> dict[str, object]:

@@ -82,7 +82,8 @@ async def independent(
 
     Servers that ignore `n` are asked again with another seed.
     """
-    endpoint, replies = required(endpoint, what), list[str]()
+    endpoint = required(endpoint, what)
+    replies: list[str] = []
     for turn in range(count):
         replies += await endpoint.chat(
             [{"role": "user", "content": prompt}],

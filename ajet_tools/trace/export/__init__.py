@@ -1,20 +1,21 @@
 """Writes episodes as datasets, token tables, OpenTelemetry traces or web pages.
 
-A format is a line of `WRITERS` and a function that takes a job and a binary stream. Which episodes
+A format is a line of `WRITERS`, and a function that yields the rows of a job or writes a whole
+file. Which episodes
 are written, and what of them may be learned from, is decided in `ajet_tools.dataset.from_traces`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.trace.export.job import Job, opened, refuse_trace
+from ajet_tools.trace.export.job import Job, Row, json_line, opened, refuse_trace
 
 Format = Literal[
     "messages", "sharegpt", "trl-prompt", "preferences", "tokens", "otlp", "native", "html"
@@ -25,19 +26,24 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 class FormatWriter(NamedTuple):
     module: str
     function: str
-    """Takes a job and a stream."""
-    suffix: str
+    """Takes a job and records, and yields rows; or, of a whole file, takes a job and a stream."""
+    suffix: str = ".jsonl"
+    whole: bool = False
+    """Written as a whole file by its own function; the others are rows, in the format of the
+    file's suffix."""
+    teaches: bool = True
+    """Whether it is data to train on, which leaves out validation tasks."""
 
 
 WRITERS: dict[Format, FormatWriter] = {
-    "messages": FormatWriter("conversations", "write_messages", ".jsonl"),
-    "sharegpt": FormatWriter("conversations", "write_sharegpt", ".jsonl"),
-    "trl-prompt": FormatWriter("trl", "write_prompts", ".jsonl"),
-    "preferences": FormatWriter("trl", "write_preferences", ".jsonl"),
-    "tokens": FormatWriter("tokens", "write", ".parquet"),
-    "otlp": FormatWriter("otlp", "write", ".jsonl"),
-    "native": FormatWriter("native", "write", ".jsonl"),
-    "html": FormatWriter("html", "write", ".html"),
+    "messages": FormatWriter("conversations", "message_rows"),
+    "sharegpt": FormatWriter("conversations", "sharegpt_rows"),
+    "trl-prompt": FormatWriter("trl", "prompt_rows"),
+    "preferences": FormatWriter("trl", "preference_rows"),
+    "tokens": FormatWriter("tokens", "write", ".parquet", whole=True),
+    "otlp": FormatWriter("otlp", "write", whole=True, teaches=False),
+    "native": FormatWriter("native", "write", whole=True, teaches=False),
+    "html": FormatWriter("html", "write", ".html", whole=True, teaches=False),
 }
 
 
@@ -56,13 +62,19 @@ class Exported:
     """Omitted items, by a reason that names them."""
 
 
-def writer_of(format: Format) -> Callable[[Job, BinaryIO], None]:
-    """Returns the function that writes a format. Raises ConfigError for an unknown one."""
-    if format not in WRITERS:
-        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
+def rows_of(job: Job, format: Format, records: Iterable[Any] | None = None) -> Iterator[Row]:
+    """Yields the rows of a format that is no whole file, of all records of the job or of these; for
+    `preferences` they are groups of records."""
+    if records is None:
+        records = job.groups(feedback=True) if format == "preferences" else job.records()
+    rows: Iterator[Row] = _function(format)(job, records)
+    return rows
+
+
+def _function(format: Format) -> Callable[..., Any]:
     module = importlib.import_module(f"{__name__}.{WRITERS[format].module}")
-    writer: Callable[[Job, BinaryIO], None] = getattr(module, WRITERS[format].function)
-    return writer
+    function: Callable[..., Any] = getattr(module, WRITERS[format].function)
+    return function
 
 
 def export(
@@ -95,7 +107,8 @@ def export(
     Raises ConfigError for an unknown format, a target that is a trace or cannot be written, or if
     the episodes give no row.
     """
-    write = writer_of(format)
+    if format not in WRITERS:
+        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
     suffix = WRITERS[format].suffix
     if isinstance(target, Path):
         refuse_trace(target)
@@ -106,7 +119,11 @@ def export(
     job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace, keep_cut)
     job.keep_pictures = keep_pictures
     with opened(target) as file:
-        write(job, file)
+        if WRITERS[format].whole:
+            _function(format)(job, file)
+        else:
+            for row in rows_of(job, format):
+                file.write(json_line(row))
         if not job.rows:
             raise job.no_rows(format)
     return Exported(

@@ -7,15 +7,15 @@ the same tools; otherwise it opens another one. Each reply is a turn of exactly 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import BinaryIO
 
 from ajet_sdk.dialects.message_parts import content_text, picture_url, reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.export.demonstrations import is_cut
-from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.export.job import Job, Row
+from ajet_tools.trace.queries.records import Record
 
 Message = Mapping[str, object]
 
@@ -119,18 +119,18 @@ def about(
     }
 
 
-def write_messages(job: Job, file: BinaryIO) -> None:
-    """Write a line per conversation, with `messages`, `tools`, and the calls of its replies in
+def message_rows(job: Job, records: Iterable[Record]) -> Iterator[Row]:
+    """Yield a row per conversation, with `messages`, `tools`, and the calls of its replies in
     `calls`."""
-    for record in job.records():
+    for record in records:
         call_by_id = {call.call_id: call for call in record.episode.calls}
-        rows = []
-        whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
-        for conversation in whole:
+        rows: list[Row] = []
+        every, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
+        for conversation in every:
             calls = [_turn(call_by_id[c], i) for c, i in conversation.turns]
             row = {"messages": conversation.messages, "tools": conversation.tools}
             rows.append({**row, **about(record.episode, conversation.agent), "calls": calls})
-        job.write(file, record, rows, cut=cut)
+        yield from job.counted(record, rows, cut=cut)
 
 
 def _turn(call: Call, place: int) -> dict[str, object]:
@@ -147,8 +147,7 @@ def whole_conversations(
     """
     result: list[Conversation] = []
     every = conversations(episode)
-    cut_ids = set() if keep_cut else {call.call_id for call in episode.calls if is_cut(call)}
-    cut = {call_id for conversation in every for call_id, _ in conversation.turns} & cut_ids
+    cut = set() if keep_cut else cut_turns(episode, every)
     for conversation in every:
         first = next(
             (n for n, (call_id, _) in enumerate(conversation.turns) if call_id in cut), None
@@ -164,12 +163,20 @@ def whole_conversations(
     return result, len(cut)
 
 
-def write_sharegpt(job: Job, file: BinaryIO) -> None:
-    """Write a line per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
-    for record in job.records():
-        whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
-        rows = ({**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in whole)
-        job.write(file, record, rows, cut=cut)
+def cut_turns(episode: Episode, every: Sequence[Conversation]) -> set[str]:
+    """Return the calls of conversations whose reply was cut at its limit."""
+    turns: set[str] = set()
+    for conversation in every:
+        turns.update(call_id for call_id, _ in conversation.turns)
+    return {call.call_id for call in episode.calls if call.call_id in turns and is_cut(call)}
+
+
+def sharegpt_rows(job: Job, records: Iterable[Record]) -> Iterator[Row]:
+    """Yield a row per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
+    for record in records:
+        every, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
+        rows = [{**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in every]
+        yield from job.counted(record, rows, cut=cut)
 
 
 _ROLES = {
@@ -186,17 +193,19 @@ def sharegpt(
 ) -> dict[str, object]:
     """Convert messages to ShareGPT's `conversations` of `from` and `value`, with tool calls and
     tools as JSON texts."""
-    turns = [part for message in messages for part in _turns(message)]
-    offered = [
-        tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()
-    ]
-    pictures = [picture_url(part) for message in messages for part in _parts(message)]
-    urls = [url for url in pictures if url is not None]
-    return {
-        "conversations": turns,
-        **({"images": urls} if urls else {}),
-        "tools": json.dumps(offered, ensure_ascii=False) if offered else "",
-    }
+    turns: list[dict[str, str]] = []
+    urls: list[str] = []
+    for message in messages:
+        turns += _turns(message)
+        urls += filter(None, map(picture_url, _parts(message)))
+    row: dict[str, object] = {"conversations": turns}
+    if urls:
+        row["images"] = urls
+    offered = []
+    for tool in tools or ():
+        offered.append(tool.get("function", tool) if isinstance(tool, Mapping) else tool)
+    row["tools"] = json.dumps(offered, ensure_ascii=False) if offered else ""
+    return row
 
 
 _IMAGE = "<image>"
@@ -217,8 +226,8 @@ def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
     if content or not functions:
         yield {"from": _ROLES.get(role, role), "value": content}
     if functions:
-        whole: object = functions[0] if len(functions) == 1 else functions
-        yield {"from": "function_call", "value": json.dumps(whole, ensure_ascii=False)}
+        called: object = functions[0] if len(functions) == 1 else functions
+        yield {"from": "function_call", "value": json.dumps(called, ensure_ascii=False)}
 
 
 def _function(call: object) -> object:

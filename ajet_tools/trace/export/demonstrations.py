@@ -34,7 +34,8 @@ def worthless(rewards: Mapping[str, float | None]) -> dict[str, str]:
     known = [reward for reward in rewards.values() if reward is not None]
     if not known:
         return {}
-    lowest, highest = min(known), max(known)
+    lowest = min(known)
+    highest = max(known)
     reasons: dict[str, str] = {}
     for episode_id, reward in rewards.items():
         if reward is None:

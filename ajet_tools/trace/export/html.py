@@ -1,7 +1,7 @@
 """Exports episodes as a single web page with messages, rewards and coloured tokens.
 
 The page is static: no scripts or fonts, and a content security policy forbids them, as it does all
-pictures but those within the page. All texts are escaped.
+pictures but those within the page. All texts are escaped. Its text is in `page.html.jinja`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ajet_sdk.pictures import Picture
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, Timeline
 from ajet_tools.text.clean import kind_of
 from ajet_tools.trace.decoding import Vocabulary, known_vocabulary, shown
 from ajet_tools.trace.export.conversations import Conversation, conversations
@@ -29,33 +30,56 @@ from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, timeline_view
 
 
+@cache
+def _page() -> Any:
+    """Returns the macros of the template."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_text,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    return environment.get_template("page.html.jinja").module
+
+
+def _text(value: object) -> object:
+    """Returns a value as text, with control characters replaced; it is escaped afterwards."""
+    if hasattr(value, "__html__"):
+        return value  # the result of a macro
+    if not isinstance(value, str):
+        value = json.dumps(without_pictures(value), ensure_ascii=False, default=str)
+    return visible(value)
+
+
 def write(job: Job, file: BinaryIO) -> None:
     """Write a page with a section for each episode."""
     known = lru_cache(maxsize=4)(
         lambda run_id: known_vocabulary(job.reader, run_id, trace=job.trace)
     )
-    file.write(_START.encode())
+    file.write(_page().start().encode())
     for record in job.records(whole=True):
-        for part in _section(record, *known(record.episode.run_id)):
-            file.write(part.encode("utf-8", "replace"))
+        section = _section(record, *known(record.episode.run_id))
+        file.write(section.encode("utf-8", "replace"))
         job.wrote(record)
-    file.write(_END.encode())
+    file.write(_page().end().encode())
 
 
 def cell(episode: Episode, directory: Path | None) -> str:
     """Render an episode as an iframe for a notebook; `directory` is that of its trace, if any."""
-    parts: list[str] = []
+    sections: list[str] = []
     if directory is not None and (directory / "trace.duckdb").exists():
         with open_trace(directory) as reader:
             job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
             for loaded in job.records(whole=True):
-                parts += _section(
-                    loaded, *known_vocabulary(reader, loaded.episode.run_id, trace=job.trace)
-                )
-    parts = parts or [
-        *_section(Record(episode), None, "the trace that has its tokenizer is not known")
-    ]
-    page = "".join((_START, *parts, _END))
+                known = known_vocabulary(reader, loaded.episode.run_id, trace=job.trace)
+                sections.append(_section(loaded, *known))
+    if not sections:
+        why = "the trace that has its tokenizer is not known"
+        sections.append(_section(Record(episode), None, why))
+    page = "".join((_page().start(), *sections, _page().end()))
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border:'
         ' 0"></iframe>'
@@ -64,143 +88,108 @@ def cell(episode: Episode, directory: Path | None) -> str:
 
 def pictures_page(pictures: Sequence[Picture]) -> str:
     """A page with pictures alone, each below its line."""
-    shown = (f"<p>{_esc(picture.line)}</p>{_image(picture)}" for picture in pictures)
-    return "".join((_HEAD, *shown, _END))
+    page = _page()
+    return "".join((page.head(), page.pictures_alone(pictures), page.end()))
 
 
-def _esc(value: object) -> str:
-    """Escape a value as HTML, with control characters replaced."""
-    return html.escape(
-        visible(
-            value
-            if isinstance(value, str)
-            else json.dumps(without_pictures(value), ensure_ascii=False, default=str)
-        )
-    )
-
-
-def _section(record: Record, known: Vocabulary | None, why_ids: str) -> Iterator[str]:
+def _section(record: Record, known: Vocabulary | None, why_ids: str) -> str:
     episode = record.episode
-    yield f"<section><h2>Episode {_esc(episode.episode_id)}</h2>"
+    tokens = EpisodeTokens(record, merge(episode.calls), known, why_ids)
+    timelines = []
+    remark = ""
+    if record.redacted:
+        remark = (
+            "Text of this episode was redacted; its tokens are left out because they would reveal"
+            " it."
+        )
+    else:
+        for number, timeline in enumerate(tokens.merged.timelines):
+            view = timeline_view(tokens, number)
+            timelines.append(
+                {"agent": timeline.agent, "size": _size(timeline), "tokens": _tokens(view)}
+            )
+        if len(tokens) and known is None:
+            remark = f"Tokens are shown as ids: {why_ids}"
+    section: str = _page().section(
+        episode,
+        _facts(record),
+        notes=record.feedback,
+        conversations=map(_conversation, conversations(episode)),
+        timelines=timelines,
+        remark=remark,
+    )
+    return section
+
+
+def _facts(record: Record) -> list[tuple[str, object]]:
+    episode = record.episode
+    task = episode.task
     facts: list[tuple[str, object]] = [
         ("run", episode.run_id if record.ended else None),
-        ("task", episode.task.main_query or episode.task.init_messages or episode.task.task_id),
+        ("task", task.main_query or task.init_messages or task.task_id),
         ("status", episode.status if record.ended else "not ended"),
         ("cause", episode.cause),
         ("reward", episode.reward),
         ("step", f"{episode.step} ({kind_of(episode)})" if episode.split else ""),
         ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
         ("output", episode.output),
-        (
-            "seconds",
-            (
-                round((episode.ended_at - episode.started_at).total_seconds(), 2)
-                if record.ended
-                else None
-            ),
-        ),
     ]
-    yield _facts(facts)
-    if episode.error:
-        yield f'<pre class="error">{_esc(episode.error)}</pre>'
-    yield from _rewards(episode)
-    if record.feedback:
-        yield "<h3>Feedback</h3>"
-    for note in record.feedback:
-        names = {"author": "by", "score": "score", "comment": "comment", "correction": "correction"}
-        yield _facts([(title, getattr(note, name)) for name, title in names.items()])
-    for number, conversation in enumerate(conversations(episode), 1):
-        yield from _conversation(number, conversation)
-    yield from _timelines(EpisodeTokens(record, merge(record.episode.calls), known, why_ids))
-    yield "</section>"
+    if record.ended:
+        seconds = (episode.ended_at - episode.started_at).total_seconds()
+        facts.append(("seconds", round(seconds, 2)))
+    return facts
 
 
-def _facts(pairs: Sequence[tuple[str, object]]) -> str:
-    shown_pairs = [(name, value) for name, value in pairs if value not in (None, "", [], {})]
-    lines = "".join(f"<dt>{_esc(name)}</dt><dd>{_esc(value)}</dd>" for name, value in shown_pairs)
-    return f"<dl>{lines}</dl>"
-
-
-def _rewards(episode: Episode) -> Iterator[str]:
-    if not episode.rewards:
-        return
-    yield "<h3>Rewards</h3><table><tr><th>name<th>value<th>weight<th>of<th>reason</tr>"
-    for reward in episode.rewards:
-        of = reward.call_id or reward.agent or ""
-        cells = (reward.name, f"{reward.value:g}", f"{reward.weight:g}", of, reward.reason or "")
-        yield "<tr>" + "".join(f"<td>{_esc(cell)}</td>" for cell in cells) + "</tr>"
-    yield "</table>"
-
-
-_ROLES = ("system", "user", "assistant", "tool")
-
-
-def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
-    yield f"<h3>Conversation {number}, agent {_esc(conversation.agent)}</h3>"
-    replies = {index: call_id for call_id, index in conversation.turns}
-    for i, message in enumerate(conversation.messages):
-        role = str(message.get("role", ""))
-        style = role if role in _ROLES else "other"
-        call = f" <small>call {_esc(replies[i])}</small>" if i in replies else ""
-        body = html.escape(visible(parts_of(message).text)) or "<i>empty</i>"
-        yield f'<div class="message {style}"><b>{_esc(role)}</b>{call}<pre>{body}</pre>'
-        yield from map(_image, pictures_in(message))
-        yield "</div>"
-
-
-def _image(picture: Picture) -> str:
-    # decoded before, so that it is a picture of its media type and no SVG or other document
-    size = f'width="{picture.width}" height="{picture.height}"'
-    return (
-        f'<img src="{picture.url}" alt="{_esc(picture.line)}" title="{_esc(picture.line)}" {size}>'
-    )
-
-
-def _timelines(tokens: EpisodeTokens) -> Iterator[str]:
-    if tokens.record.redacted:
-        yield (
-            "<p><i>Text of this episode was redacted; its tokens are left out because they would"
-            " reveal it.</i></p>"
+def _conversation(conversation: Conversation) -> dict[str, object]:
+    call_ids = {index: call_id for call_id, index in conversation.turns}
+    messages = []
+    for index, message in enumerate(conversation.messages):
+        messages.append(
+            {
+                "role": str(message.get("role", "")),
+                "text": parts_of(message).text,
+                # decoded before, so that each is a picture of its media type and no SVG
+                "pictures": pictures_in(message),
+                "call_id": call_ids.get(index),
+            }
         )
-        return
-    if len(tokens) and tokens.known is None:
-        yield f"<p><i>Tokens are shown as ids: {_esc(tokens.why_ids)}</i></p>"
-    for number, timeline in enumerate(tokens.merged.timelines):
-        masked = int(timeline.loss_mask.sum())
-        size = f"{len(timeline.token_ids):,} tokens, {masked:,} sampled"
-        version = (
-            "" if timeline.policy_version is None else f", policy version {timeline.policy_version}"
-        )
-        yield (
-            f"<h3>Timeline {number + 1}, agent {_esc(timeline.agent)}"
-            f" <small>{size}{version}</small></h3>"
-        )
-        yield '<div class="tokens">'
-        yield from _tokens(timeline_view(tokens, number))
-        yield "</div>"
+    return {"agent": conversation.agent, "messages": messages}
 
 
-def _tokens(view: TokenView) -> Iterator[str]:
+def _size(timeline: Timeline) -> str:
+    size = f"{len(timeline.token_ids):,} tokens, {int(timeline.loss_mask.sum()):,} sampled"
+    if timeline.policy_version is None:
+        return size
+    return f"{size}, policy version {timeline.policy_version}"
+
+
+@dataclass(frozen=True)
+class _Token:
+    text: str
+    title: str
+    sampled: bool = False
+    style: str = ""
+
+
+def _tokens(view: TokenView) -> Iterator[_Token]:
     largest = float(np.nanmax(np.abs(view.advantage), initial=0.0)) or 1.0
     pictures = {placed.start: placed for placed in view.pictures}
     end = 0
     for i, token in enumerate(view.ids.tolist()):
         if i in pictures:
             end = pictures[i].end
-            line = html.escape(pictures[i].picture.line)
-            yield f'<span title="{end - i} tokens of a picture, prompt">[{line}]</span>'
+            yield _Token(f"[{pictures[i].picture.line}]", f"{end - i} tokens of a picture, prompt")
         if i < end:
             continue
         text = f"{token} " if view.spelled is None else view.spelled.of(i)
-        body = (
-            "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text)
-            or "\u00b7"
-        )
+        text = "\n".join(map(shown, text.split("\n")))
         if not view.mask[i]:
-            yield f'<span title="id {token}, prompt">{body}</span>'
+            yield _Token(text, f"id {token}, prompt")
             continue
-        logprob, advantage = float(view.sampler[i]), float(view.advantage[i])
-        style, title = "", f"id {token}, sampled"
+        logprob = float(view.sampler[i])
+        advantage = float(view.advantage[i])
+        style = ""
+        title = f"id {token}, sampled"
         if np.isfinite(logprob):
             style += f"--l:{100 * (1 - np.exp(min(logprob, 0.0))):.0f}%;"
             title += f", log-probability {logprob:.4f}"
@@ -208,53 +197,4 @@ def _tokens(view: TokenView) -> Iterator[str]:
             kind = "p" if advantage > 0 else "n"
             style += f"--{kind}:{100 * abs(advantage) / largest:.0f}%;"
             title += f", advantage {advantage:.4g}"
-        yield f'<span class="m" style="{style}" title="{title}">{body}</span>'
-
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
-_STYLE = """
-:root { color-scheme: light dark; --text: #1c1d20; --back: #fdfdfc; --line: #d9d9d6; --dim: #63666b;
-  --mask: #2f7de1; --weak: #d9822b; --good: #2e9e5b; --bad: #d0413e; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e6e3; --back: #17181a; --line: #3a3c40; --dim: #9da0a6;
-  --mask: #5b9df0; --weak: #e39a4f; --good: #49b877; --bad: #e8645f; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 62rem;
-  margin: 0 auto; padding: 1rem 1rem 5rem; }
-h2 { font-size: 1.15rem; overflow-wrap: anywhere; } h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
-section + section { border-top: 2px solid var(--line); margin-top: 3rem; }
-small, dt, th { color: var(--dim); font-weight: normal; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
-dd { margin: 0; overflow-wrap: anywhere; }
-table { border-collapse: collapse; } td, th { border-bottom: 1px solid var(--line); padding: .15rem .8rem .15rem 0;
-  text-align: left; vertical-align: top; overflow-wrap: anywhere; }
-pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0; }
-img { background: #fff; max-width: 100%; max-height: 24rem; width: auto; height: auto; display: block;
-  margin: .3rem 0; }
-.error { color: var(--bad); }
-.message { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .6rem 0; }
-.assistant { border-color: var(--mask); } .tool { border-color: var(--weak); } .user { border-color: var(--good); }
-.tokens { font: 13px/1.9 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; color: var(--dim); }
-.tokens .m { color: var(--text); border-radius: 2px; border-bottom: 1px solid var(--line); }
-#colour { position: sticky; top: 0; background: var(--back); padding: .5rem 0; border-bottom: 1px solid var(--line); }
-#colour label { margin-right: 1rem; }
-body:has(#by-mask:checked) .m { background: color-mix(in srgb, var(--mask) 30%, transparent); }
-body:has(#by-logprob:checked) .m { background: color-mix(in srgb, var(--weak) var(--l, 0%), transparent); }
-body:has(#by-advantage:checked) .m { background: color-mix(in srgb, var(--good) calc(var(--p, 0%) * .7), transparent);
-  box-shadow: inset 0 0 0 2em color-mix(in srgb, var(--bad) calc(var(--n, 0%) * .7), transparent); }
-"""
-
-_HEAD = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>ajet episodes</title><style>{_STYLE}</style></head><body>
-"""
-
-_START = f"""{_HEAD}<form id="colour">Tokens coloured by
-<label><input type="radio" name="by" id="by-mask" checked> what was sampled</label>
-<label><input type="radio" name="by" id="by-logprob"> improbability</label>
-<label><input type="radio" name="by" id="by-advantage"> advantage</label>
-<small>Point at a token for its id and values.</small></form>
-"""
-
-_END = "</body></html>\n"
+        yield _Token(text, title, sampled=True, style=style)

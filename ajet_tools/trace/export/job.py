@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -25,6 +26,7 @@ _CHUNK = 64
 """Episodes in memory."""
 _LOOKUP = 5_000
 """Ids in a query."""
+Row = dict[str, object]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str, allow_nan=False)
 
 
@@ -53,20 +55,15 @@ class Job:
         self.written.add(record.episode.episode_id)
         self.rows += rows
 
-    def write(
-        self, file: BinaryIO, record: Record, rows: Iterable[object], *, cut: int = 0
-    ) -> None:
-        """Write the rows of an episode as JSON lines; an episode without rows, none of them cut,
+    def counted(self, record: Record, rows: Sequence[Row], *, cut: int = 0) -> Sequence[Row]:
+        """Counts and returns the rows of an episode; an episode without rows, none of them cut,
         has no chat."""
-        lines = 0
-        for row in rows:
-            file.write(json_line(row))
-            lines += 1
-        if lines:
-            self.wrote(record, lines)
+        if rows:
+            self.wrote(record, len(rows))
         elif not cut:
             self.left_out["episodes without a chat reply"] += 1
         self.left_out[CUT] += cut
+        return rows
 
     def no_rows(self, format: str) -> ConfigError:
         """Returns the error of an export without any row."""
@@ -74,17 +71,26 @@ class Job:
         why = f"; left out: {'; '.join(counts)}" if counts else ""
         return ConfigError(f"{len(self.episode_ids):,} episodes give no row of {format}{why}")
 
-    def records(self, *, whole: bool = False) -> Iterator[Record]:
-        """Yield the records in order; `whole` reads all parts of a record, and unfinished episodes
-        too."""
+    def records(self, *, whole: bool = False, feedback: bool = False) -> Iterator[Record]:
+        """Yield the records in order, with the requested parts; `whole` reads all parts, and
+        unfinished episodes too."""
         for units in self._chunks([(episode_id,) for episode_id in self.episode_ids]):
             ids = [episode_id for (episode_id,) in units]
-            yield from self._read(ids, whole=whole)
+            yield from self._read(ids, whole=whole, feedback=feedback)
 
-    def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
-        """Yield the records by group, with the requested parts."""
-        for units in self._chunks(list(self.members().values())):
-            ids = [episode_id for unit in units for episode_id in unit]
+    def groups(
+        self,
+        members: Mapping[tuple[str, str], Sequence[str]] | None = None,
+        *,
+        feedback: bool = False,
+        trained: bool = False,
+    ) -> Iterator[list[Record]]:
+        """Yield the records by group, with the requested parts; the groups are `members()` unless
+        others are given."""
+        if members is None:
+            members = self.members()
+        for units in self._chunks(list(members.values())):
+            ids = list(chain.from_iterable(units))
             by_id = {
                 r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)
             }
@@ -112,14 +118,17 @@ class Job:
 
     def _chunks(self, units: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
         """Yield units of ids in chunks of about `_CHUNK` episodes, and report progress."""
-        total, done, chunk_size = sum(map(len, units)), 0, 0
+        total = sum(map(len, units))
+        done = 0
         chunk: list[Sequence[str]] = []
+        chunk_size = 0
         for unit in units:
             if chunk and chunk_size + len(unit) > _CHUNK:
                 yield chunk
                 done += chunk_size
                 self._report(done, total)
-                chunk, chunk_size = [], 0
+                chunk = []
+                chunk_size = 0
             chunk.append(unit)
             chunk_size += len(unit)
         if chunk:

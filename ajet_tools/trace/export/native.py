@@ -50,8 +50,8 @@ def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
             run |= {"config": redactor.value(run["config"]), "error": redactor.value(run["error"])}
             job.redacted.update(redactor.counts)
         file.write(json_line({"run": _plain(run)}))
-    last, more = 0, True
-    while more:
+    last = 0
+    while True:
         sql = (
             'SELECT * FROM metrics WHERE run_id = ? ORDER BY step, name, "at", value LIMIT 5000'
             " OFFSET ?"
@@ -59,7 +59,9 @@ def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
         metric_rows = rows(job.reader, sql, run_id, last)
         if metric_rows:
             file.write(json_line({"metrics": [_plain(row) for row in metric_rows]}))
-        last, more = last + len(metric_rows), len(metric_rows) == 5000
+        last += len(metric_rows)
+        if len(metric_rows) < 5000:
+            return
 
 
 def _episode_line(record: Record, without_ids: bool) -> dict[str, object]:
@@ -137,4 +139,6 @@ def _value(value: object) -> object:
 def _number(value: float) -> object:
     if math.isfinite(value):
         return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

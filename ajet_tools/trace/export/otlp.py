@@ -147,14 +147,14 @@ def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, 
     """Flatten messages as in OpenInference: `llm.input_messages.0.message.role`."""
     attributes: dict[str, object] = {}
     for i, message in enumerate(messages):
-        of = f"{name}.{i}.message"
+        prefix = f"{name}.{i}.message"
         attributes |= {
-            f"{of}.{key}": _as_value(without_pictures(message.get(key)))
+            f"{prefix}.{key}": _as_value(without_pictures(message.get(key)))
             for key in ("role", "content", "name", "tool_call_id")
         }
         calls = message.get("tool_calls")
         for j, part in enumerate(map(_tool_part, calls) if isinstance(calls, list) else ()):
-            call = f"{of}.tool_calls.{j}.tool_call"
+            call = f"{prefix}.tool_calls.{j}.tool_call"
             attributes |= {f"{call}.id": part["id"], f"{call}.function.name": part["name"]}
             attributes[f"{call}.function.arguments"] = _as_value(part["arguments"])
     return attributes
@@ -175,11 +175,8 @@ def from_message(message: Mapping[str, object]) -> dict[str, object]:
     elif isinstance(content, str):
         parts.append({"type": "text", "content": content})
     calls = message.get("tool_calls")
-    parts += (
-        [_tool_part(call) for call in calls if isinstance(call, Mapping)]
-        if isinstance(calls, list)
-        else []
-    )
+    if isinstance(calls, list):
+        parts += [_tool_part(call) for call in calls if isinstance(call, Mapping)]
     converted: dict[str, object] = {"role": role, "parts": parts}
     if isinstance(message.get("name"), str):
         converted["name"] = message["name"]
@@ -210,23 +207,21 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
         [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
     )
     for part in parts:
-        whole = part.get("message")
-        if part.get("type") == _WHOLE and isinstance(whole, dict):
-            return whole
+        stored = part.get("message")
+        if part.get("type") == _WHOLE and isinstance(stored, dict):
+            return stored
     message: dict[str, object] = {"role": made.get("role", ""), "content": None}
     tool_calls = [_tool_call(part) for part in parts if part.get("type") == "tool_call"]
     texts = [part.get("content") for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in _KNOWN]
     if others:
-        message["content"] = [
-            (
-                {"type": "text", "text": part.get("content")}
-                if part.get("type") == "text"
-                else dict(part)
-            )
-            for part in parts
-            if part.get("type") not in _STRUCTURED
-        ]
+        content: list[dict[str, object]] = []
+        for part in parts:
+            if part.get("type") == "text":
+                content.append({"type": "text", "text": part.get("content")})
+            elif part.get("type") not in _STRUCTURED:
+                content.append(dict(part))
+        message["content"] = content
     elif texts:
         message["content"] = texts[0] if len(texts) == 1 else "\n".join(str(text) for text in texts)
     for part in parts:
@@ -260,20 +255,22 @@ def _tool_call(part: Mapping[str, object]) -> dict[str, object]:
 def _response(part: Mapping[str, object]) -> object:
     """Return the result of a tool: `response` since 1.37, `result` in earlier drafts."""
     response = part.get("response", part.get("result"))
-    return (
-        response
-        if response is None or isinstance(response, str | list)
-        else json.dumps(response, ensure_ascii=False)
-    )
+    if response is None or isinstance(response, str | list):
+        return response
+    return json.dumps(response, ensure_ascii=False)
 
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_INTERNAL, _CLIENT = 1, 3
-_OK, _ERROR = 1, 2
-_HEX_32, _HEX_16 = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
+# kinds of spans, and status codes
+_INTERNAL = 1
+_CLIENT = 3
+_OK = 1
+_ERROR = 2
+_HEX_32 = re.compile(r"[0-9a-f]{32}")
+_HEX_16 = re.compile(r"[0-9a-f]{16}")
 
 
 def write(job: Job, file: BinaryIO) -> None:
@@ -353,10 +350,10 @@ def _evaluation(reward: Reward, episode: Episode) -> dict[str, object]:
         "gen_ai.evaluation.score.value": reward.value,
         "gen_ai.evaluation.explanation": reward.reason,
     }
-    at = nanos(episode.ended_at)
+    ended = nanos(episode.ended_at)
     return {
         "name": "gen_ai.evaluation.result",
-        "timeUnixNano": at,
+        "timeUnixNano": ended,
         "attributes": _attributes(attributes),
     }
 
@@ -375,14 +372,11 @@ _OMITTED = (
 
 def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     messages = call.request.get("messages")
-    asked = (
-        messages
-        if isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
-        else None
-    )
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        messages = None
     reply = dict(reply_of(call.response)) if call.response else None
     plain = {name: getattr(call, name) for name in Call.model_fields if name not in _OMITTED}
-    in_attributes = {"messages"} if asked is not None else set()
+    in_attributes = {"messages"} if messages is not None else set()
     in_attributes |= {"tools"} if call.request.get("tools") else set()
     plain["request"] = {
         name: value for name, value in call.request.items() if name not in in_attributes
@@ -393,7 +387,7 @@ def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
-    attributes = {**call_attributes(call, asked, reply), "ajet.call": _json_with_times(plain)}
+    attributes = {**call_attributes(call, messages, reply), "ajet.call": _json_with_times(plain)}
     return _span(
         episode, call.call_id, f"chat {call.model}".strip(), attributes, call, call.error or None
     )
@@ -413,9 +407,11 @@ def _tool_span(event: Event, number: int, episode: Episode) -> dict[str, object]
         "ajet.event": event.kind,
     }
     linked = _HEX_32.fullmatch(event.trace_id or "") and _HEX_16.fullmatch(event.span_id or "")
-    of, name = f"{episode.episode_id}/event/{number}", f"{operation} {event.name}"
     links = [{"traceId": event.trace_id, "spanId": event.span_id}] if linked else []
-    return {**_span(episode, of, name, attributes, event, event.error or None), "links": links}
+    span_id = f"{episode.episode_id}/event/{number}"
+    name = f"{operation} {event.name}"
+    span = _span(episode, span_id, name, attributes, event, event.error or None)
+    return {**span, "links": links}
 
 
 def _digest(text: str, size: int) -> str:

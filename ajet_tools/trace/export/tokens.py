@@ -80,7 +80,8 @@ def write(job: Job, file: BinaryIO) -> None:
                 tokens += len(timeline.token_ids)
             if tokens > _ROW_GROUP:
                 table.write_table(pa.Table.from_pylist(waiting, schema=SCHEMA))
-                waiting, tokens = [], 0
+                waiting = []
+                tokens = 0
         if waiting:
             table.write_table(pa.Table.from_pylist(waiting, schema=SCHEMA))
 
@@ -98,12 +99,13 @@ def _has_tokens(job: Job, record: Record) -> bool:
 def _rows(job: Job, records: Sequence[Record]) -> Iterator[tuple[Timeline, dict[str, object]]]:
     if not records:
         return
-    trained = {scores.call_id: scores.advantages for record in records for scores in record.trained}
-    unknown = [
-        record.episode
-        for record in records
-        if any(c.call_id not in trained for c in record.episode.calls)
-    ]
+    trained: dict[str, _Floats] = {}
+    for record in records:
+        trained.update((scores.call_id, scores.advantages) for scores in record.trained)
+    unknown = []
+    for record in records:
+        if any(call.call_id not in trained for call in record.episode.calls):
+            unknown.append(record.episode)
     computed: dict[str, _Floats] = {}
     try:
         ids = (episode.episode_id for episode in unknown if episode.split == "train")

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
@@ -15,22 +14,23 @@ from ajet_tools.trace.export.conversations import (
     Exchange,
     about,
     conversations,
+    cut_turns,
     exchanges,
 )
 from ajet_tools.trace.export.demonstrations import is_cut
-from ajet_tools.trace.export.job import CUT, Job, json_line
+from ajet_tools.trace.export.job import CUT, Job, Row
 from ajet_tools.trace.queries.records import Record
 
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
 
 
-def write_prompts(job: Job, file: BinaryIO) -> None:
-    """Write a line per call, with its messages as `prompt` and its reply as `completion`.
+def prompt_rows(job: Job, records: Iterable[Record]) -> Iterator[Row]:
+    """Yield a row per call, with its messages as `prompt` and its reply as `completion`.
 
     A loss on completions then counts each reply once, in its original context.
     """
-    for record in job.records():
-        rows = []
+    for record in records:
+        rows: list[Row] = []
         cut = 0
         for exchange in exchanges(record.episode):
             call = exchange.call
@@ -38,31 +38,30 @@ def write_prompts(job: Job, file: BinaryIO) -> None:
                 cut += 1
                 continue
             row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
-            of = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
-            rows.append({**row, "tools": _tools(exchange.tools), **of})
-        job.write(file, record, rows, cut=cut)
+            facts = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
+            rows.append({**row, "tools": _tools(exchange.tools), **facts})
+        yield from job.counted(record, rows, cut=cut)
 
 
-def write_preferences(job: Job, file: BinaryIO) -> None:
-    """Write a line per pair: a better and a worse attempt of a group, or a user's correction and
+def preference_rows(job: Job, groups: Iterable[list[Record]]) -> Iterator[Row]:
+    """Yield a row per pair: a better and a worse attempt of a group, or a user's correction and
     the reply."""
-    for group in job.groups(feedback=True):
+    for group in groups:
         by_id = {record.episode.episode_id: record for record in group}
-        for row in pairs_of_group(
-            [r.episode for r in group], job.margin, job.left_out, keep_cut=job.keep_cut
-        ):
-            file.write(json_line(row))
+        episodes = [record.episode for record in group]
+        for row in pairs_of_group(episodes, job.margin, job.left_out, keep_cut=job.keep_cut):
             job.wrote(by_id[str(row["chosen_episode_id"])])
             job.wrote(by_id[str(row["rejected_episode_id"])], rows=0)
+            yield row
         for record in group:
             for row in _corrections(record, job.left_out):
-                file.write(json_line(row))
                 job.wrote(record)
+                yield row
 
 
 def pairs_of_group(
     episodes: Sequence[Episode], margin: float, left_out: Counter[str], *, keep_cut: bool = False
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Row]:
     """Pair the best attempt with the worst, the second best with the second worst, and so on, for
     each agent.
 
@@ -74,9 +73,8 @@ def pairs_of_group(
             left_out["attempts without success"] += 1
             continue
         longest: dict[str, Conversation] = {}
-        cut_ids = set() if keep_cut else {call.call_id for call in episode.calls if is_cut(call)}
         every = conversations(episode)
-        cut = {call_id for conversation in every for call_id, _ in conversation.turns} & cut_ids
+        cut = set() if keep_cut else cut_turns(episode, every)
         if cut:  # a pair of it would prefer or reject an end that was never sampled
             left_out[CUT] += len(cut)
             continue
@@ -101,10 +99,10 @@ def pairs_of_group(
             if row is None:
                 left_out["pairs with different prompts"] += 1
                 continue
-            of = {name: value for name, value in about(better, agent).items() if name in _OF_GROUP}
+            group_facts = _of_group(better, agent)
             yield {
                 **row,
-                **of,
+                **group_facts,
                 "source": "reward",
                 "chosen_reward": high,
                 "rejected_reward": low,
@@ -115,6 +113,12 @@ def pairs_of_group(
 
 
 _OF_GROUP = ("run_id", "group_id", "task_id", "step", "split", "agent")
+
+
+def _of_group(episode: Episode, agent: str) -> dict[str, object]:
+    """Returns the fields that all attempts of a group have."""
+    facts = about(episode, agent)
+    return {name: facts[name] for name in _OF_GROUP}
 
 
 def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | None:
@@ -144,9 +148,8 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
     corrections = [entry for entry in record.feedback if entry.correction]
     by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
     for entry in corrections:
-        exchange = (
-            by_call.get(entry.call_id) if entry.call_id else next(reversed(by_call.values()), None)
-        )
+        last = next(reversed(by_call.values()), None)
+        exchange = by_call.get(entry.call_id) if entry.call_id else last
         reply = {"role": "assistant", "content": entry.correction}
         if exchange is None:
             left_out["corrections of something other than a chat reply"] += 1
@@ -154,13 +157,13 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
         if same_reply(reply, exchange.reply):
             left_out["corrections identical to the reply"] += 1
             continue
-        of = {n: v for n, v in about(record.episode, exchange.call.agent).items() if n in _OF_GROUP}
+        group_facts = _of_group(record.episode, exchange.call.agent)
         yield {
             "prompt": _plain(exchange.messages),
             "chosen": _plain([reply]),
             "rejected": _plain([exchange.reply]),
             "tools": _tools(exchange.tools),
-            **of,
+            **group_facts,
             "source": "feedback",
             "chosen_reward": None,
             "rejected_reward": None,

@@ -85,11 +85,10 @@ def test_other_numbers_and_shared_instructions_are_no_leak(tmp_path: Path) -> No
     )
     evals = write(tmp_path / "e.jsonl", *(f"{told} {a} plus {a + 1}" for a in range(20)))
     source = write(tmp_path / "t.jsonl", f"{told} 77 plus 99", CLIPS.replace("48", "52"))
-    other = write(tmp_path / "e2.jsonl", CLIPS)
     ajet("dedup", source, "--against", evals, "-o", str(tmp_path / "o.jsonl"))
     assert len(read(tmp_path / "o.jsonl")) == 2
-    ajet("dedup", source, "--against", other, "--ngram", "30", "-o", str(tmp_path / "o.jsonl"))
-    assert len(read(tmp_path / "o.jsonl")) == 2
+    other_numbers = CLIPS.replace("48", "52")
+    assert not Leaks([("here", CLIPS)], ngram=30).find([other_numbers], [other_numbers])
 
 
 def test_chinese_is_read_sign_by_sign() -> None:

@@ -331,9 +331,10 @@ def test_a_local_models_vectors_do_not_depend_on_what_stands_beside_a_text(tmp_p
     )
     transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     from ajet_tools.dataset.similarity.meaning import embed, open_embedder
+    from ajet_tools.text.model_name import ModelName
 
     async def run(texts: list[str]) -> Any:
-        endpoint = open_embedder("local", str(folder))
+        endpoint = open_embedder(ModelName(str(folder)))
         try:
             return await embed(endpoint, texts)
         finally:

@@ -25,7 +25,7 @@ from ajet_sdk.errors import (
     RequestRefused,
     TaskError,
 )
-from ajet_tools.cli.dataset.generate import progress_lines
+from ajet_tools.cli.dataset.generation_report import progress_lines
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.directory import Journal
 from ajet_tools.dataset.generate.expand import Expansion
@@ -380,9 +380,7 @@ def test_words_of_a_template_of_ones_own_are_refused_and_those_of_the_seeds_are_
         ]
         return json.dumps([*rows, task(f"{more} What is {number} and 7005?", str(number + 7005))])
 
-    recipe = GenerationConfig(
-        3, template=tmp_path / "own.jinja", per_call=2, min_new_forms=0, similarity=1.0
-    )
+    recipe = GenerationConfig(3, template=tmp_path / "own.jinja", per_call=2, similarity=1.0)
     result = grown(model_server(say), recipe, seeds=seeds, concurrency=1)
     assert result.accepted == 3 and result.refused["repeats the prompt"]
     assert all(row["main_query"].startswith(more) for row in (*result.train, *result.validation))

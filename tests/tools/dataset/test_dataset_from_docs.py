@@ -126,59 +126,6 @@ def test_a_document_never_feeds_both_sides(model_server, tmp_path: Path) -> None
         ]
 
 
-def test_questions_that_mean_the_same_are_asked_once_over_all_documents(
-    model_server, embedder, tmp_path: Path
-) -> None:
-    said = {
-        "To start the pump, pull the green lever.": (
-            "Which lever does one pull for a start of the pump?"
-        ),
-        "The pump begins its work as soon as the green handle is down.": (
-            "What must be down so that the pump works?"
-        ),
-        "Every lamp of the house is made of red glass.": "What is each lamp made of?",
-    }
-    for number, sentence in enumerate(said):
-        (tmp_path / f"{number}.md").write_text(f"# Part\n\n{sentence}\n")
-
-    def reply(body: dict[str, Any], number: int) -> str:
-        quote = next(one for one in said if one in body["messages"][-1]["content"])
-        return json.dumps(
-            [
-                {
-                    "question": said[quote],
-                    "answer": "green" if "green" in quote else "glass",
-                    "quote": quote,
-                }
-            ]
-        )
-
-    server, maker = model_server(reply), embedder(lambda text: "pump" if "pump" in text else "lamp")
-    asked = (
-        "--model",
-        f"w@{server.url}",
-        "--yes",
-        "--verify",
-        "none",
-        "--validation",
-        "0",
-    )
-    done = ajet(
-        *tmp_path.glob("*.md"),
-        "--out",
-        tmp_path / "data",
-        *asked,
-        "--embed",
-        f"vectors@{maker.url}",
-    )
-    kept = [row["main_query"] for row in rows(tmp_path / "data" / "train.jsonl")]
-    assert sorted(map(maker.means, kept)) == ["lamp", "pump"]
-    assert (
-        "1 refused: semantic duplicate" in done.output
-        and "3 requests for embeddings" in done.output
-    )
-
-
 def test_what_is_not_grounded_is_refused_with_its_reason(model_server, tmp_path: Path) -> None:
     document = tmp_path / "pump.md"
     document.write_text(

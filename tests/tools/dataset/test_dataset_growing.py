@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.engines.reply_cache import ReplyCache
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
@@ -114,6 +115,11 @@ TRIALS = """
 
 @pytest.mark.long
 @pytest.mark.slow
+def measurements(directory: Path, step: str) -> list[list[str]]:
+    files = directory.glob(f"data/growing/*/{step}/.expand/replies.sqlite")
+    return [entry for file in files for entry in ReplyCache(file).entries("measured ")]
+
+
 def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,11 +151,7 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     }
 
     trials = query(straight, TRIALS)
-    measured = [
-        json.loads(line)
-        for file in straight.directory.glob("data/growing/*/step_*/.expand/measured.jsonl")
-        for line in file.read_text().splitlines()
-    ]
+    measured = measurements(straight.directory, "step_*")
     assert all((row["trials"], row["groups"], row["superseded"]) == (6, 1, 0) for row in trials)
     assert len(trials) == len(measured) > 6 and {row["step"] for row in trials} == {0, 2}
     assert {
@@ -194,7 +196,7 @@ at = Path(sys.argv[1])
 
 @ajet.workflow
 async def talk(question: str, model: ajet.Model) -> str:
-    if any(file.stat().st_size for file in at.glob("experiment/data/growing/*/step_000002*/.expand/measured.jsonl")):
+    if growing.measurements(at / "experiment", "step_000002*"):
         os._exit(9)
     return (await model.chat([{"role": "user", "content": question}]))["content"] or ""
 
@@ -215,9 +217,9 @@ def test_a_trial_whose_result_is_known_is_in_the_trace_after_a_kill(tmp_path: Pa
     assert done.returncode == 9, done.stderr
     config = job(tmp_path / "one", rollout={"max_env_worker": 6})
     train(config, workflow=talk, judge=even, resume=True)
-    [measured] = config.directory.glob("data/growing/*/step_000002-*/.expand/measured.jsonl")
+    measured = measurements(config.directory, "step_000002-*")
     tried = {row["task_id"]: row["trials"] for row in query(config, TRIALS) if row["step"] == 2}
-    assert len(tried) == len(measured.read_text().splitlines()) > 2 and min(tried.values()) == 6
+    assert len(tried) == len(measured) > 2 and min(tried.values()) == 6
     assert CliRunner().invoke(app, ["trace", "check", str(config.directory)]).exit_code == 0
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from ajet_sdk.engines.reply_cache import ReplyCache
 from ajet_tools.cli.app import app
 from tests.tiny_models import save_tiny
 from tests.tools.dataset.written import AGENT, read_rows
@@ -85,9 +86,9 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     assert reasons["too easy for the policy"] < 600 <= reasons["too hard for the policy"]
     tried = Path("asked.txt").read_text().count("x")
     wrong = [row for row in refused if "policy" not in row["rejected"]["reason"]]
-    assert wrong and tried == 6 * len(read_rows("data/.expand/measured.jsonl")), (
-        "what was refused before is not tried"
-    )
+    assert wrong and tried == 6 * len(
+        ReplyCache(Path("data/.expand/replies.sqlite")).entries("measured ")
+    ), "what was refused before is not tried"
     before = Path("data/train.jsonl").read_bytes()
     again = expand("seeds.jsonl", "--count", "6", "--out", "data", *FOR, "--resume")
     assert again.exit_code == 0, again.output

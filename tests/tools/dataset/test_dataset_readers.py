@@ -121,47 +121,11 @@ def test_generated_tasks_that_were_edited_are_not_written_over(
     assert len(server.requests) == asked, "it is written again from the replies that are kept"
 
 
-def test_no_two_tasks_mean_the_same_where_an_embedding_model_is_named(
-    tmp_path: Path, model_server: Callable[..., Any], embedder: Callable[..., Any]
-) -> None:
-    animals = [
-        "otter",
-        "heron",
-        "badger",
-        "lynx",
-        "stoat",
-        "viper",
-        "moose",
-        "raven",
-        "shrew",
-        "trout",
-    ]
-    maker = embedder(
-        lambda text: " ".join(
-            one for one in animals for word in re.findall(r"\w+", text) if word == one
-        )
-    )
-    lines(
-        tmp_path / "seeds.jsonl",
-        [{"question": f"Why is the {one} so shy?", "answer": one} for one in animals[:5]],
-    )
-
-    def said(body: dict[str, Any], number: int) -> str:
-        words = ("At night, where would one find a {}?", "What place does a {} like to sleep in?")[
-            number % 2
-        ]
-        drawn = number // 2
-        pairs = [
-            f"{animals[(3 * drawn + place) % 10]} {animals[(drawn + 2 * place) % 9]}"
-            for place in range(4)
-        ]
-        return json.dumps([{"question": words.format(pair), "answer": pair} for pair in pairs])
-
-    params = {"base_url": maker.url, "model": "vectors", "similarity_threshold": 0.95}
-    server = model_server(said)
-    made = load_tasks(seeded(tmp_path, server.url, deduplication_filter={"params": params}))
-    asked = [task.main_query for task in (*made.train, *made.val)]
-    assert len(asked) == 10 and len({maker.means(one) for one in asked}) == 10
+def test_embeddings_that_no_task_is_compared_by_are_told(tmp_path: Path) -> None:
+    params = {"base_url": "http://127.0.0.1:9/v1", "model": "vectors"}
+    job = seeded(tmp_path, "http://127.0.0.1:9/v1", deduplication_filter={"params": params})
+    [notice] = job.notices()
+    assert "deduplication_filter.params.base_url" in notice and "dedup --embed" in notice
 
 
 def test_given_validation_tasks_are_the_validation_set_and_are_never_trained_on(

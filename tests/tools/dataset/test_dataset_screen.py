@@ -30,7 +30,7 @@ SEEDS = [
 def reason(question: str, answer: str = "twelve") -> str | None:
     screen = Screen(GenerationConfig(5), as_examples(SEEDS), NO_CHECKS)
     values = {"task_id": "t", "main_query": question, "metadata": {"answer": answer}}
-    _, refused = screen.sort([Candidate(values, {})], None)
+    _, refused = screen.sort([Candidate(values, {})])
     return refused[0].reason if refused else None
 
 

@@ -126,7 +126,7 @@ def test_an_exact_copy_is_always_found(texts: list[str], data: st.DataObject) ->
 def test_edited_copies_are_found_and_others_are_not() -> None:
     draw = random.Random(2)
     texts = [sentence(draw) for _ in range(300)]
-    near = NearIndex(0.8, seed=3)
+    near = NearIndex(0.8)
     for index, text in enumerate(texts):
         near.add(str(index), text)
     matches = [near.find(edited(text, 0.1, draw)) for text in texts]

@@ -48,6 +48,9 @@ def added(ask):
 def solve(ask):
     return [f"ANSWER: {added(ask)}"] * ask.sampling.n
 
+def reply(ask):
+    return grade(ask) if "<answer>" in ask.body["messages"][-1]["content"] else solve(ask)
+
 def grade(ask):
     [answer] = re.findall(r"<answer>\\s*(\\d+)", ask.body["messages"][-1]["content"])
     right = int(answer) == added(ask) and int(answer) % 2 == 0
@@ -84,31 +87,20 @@ def expand(*options: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
-    models = (
-        "--verify-model",
-        "agreement=checker.py:solve",
-        "--verify-model",
-        "llm=checker.py:grade,price=1000/1000",
-    )
+    models = ("--verify-model", "checker.py:reply,price=1000/1000")
     prices = ("--model", "writer.py:reply,price=1/1")
-    made = expand("--out", "data", "--verify", "agreement:2+llm", *models, *prices, "--json")
+    made = expand("--out", "data", "--verify", "agreement:2,llm", *models, *prices, "--json")
     assert made.exit_code == 0, made.output
     report = json.loads(made.stdout)
     agreement, llm = report["checks"]
-    assert (agreement["model"], llm["model"]) == (
-        "scripted:checker.py:solve",
-        "scripted:checker.py:grade",
-    )
+    assert agreement["model"] == llm["model"] == "scripted:checker.py:reply"
     assert agreement["refused"] > 0 and llm["refused"] > 0
     assert llm["checked"] == agreement["checked"] - agreement["refused"], (
         "a refused row is shown to no other"
     )
-    assert llm["calls"] >= llm["checked"] and agreement["money"] is None, (
-        "no price is known of that one"
-    )
-    assert (
-        report["money"] == pytest.approx(llm["money"], rel=0.01) and report["money"] > llm["money"]
-    )
+    assert llm["calls"] >= llm["checked"] and agreement["calls"] >= agreement["checked"]
+    checks = llm["money"] + agreement["money"]
+    assert report["money"] == pytest.approx(checks, rel=0.01) and report["money"] > checks
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
     for row in rows:
         a, b = (
@@ -117,7 +109,7 @@ def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
         assert int(row["metadata"]["answer"]) == a + b and (a + b) % 2 == 0
         verdict = row["provenance"]["verdict"]
         assert (
-            verdict["verifier"] == "agreement:2+llm"
+            verdict["verifier"] == "agreement:2,llm"
             and [one["ok"] for one in verdict["details"]["parts"]] == [True] * 2
         )
     rejected = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
@@ -128,37 +120,35 @@ def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
     }
     assert details and all("odd numbers are not trusted" in detail for detail in details)
     card = Path("data/README.md").read_text()
-    assert f"{agreement['checked']:,} rows checked by scripted:checker.py:solve" in card
+    assert f"{agreement['checked']:,} rows checked by scripted:checker.py:reply" in card
     first = Path("data/train.jsonl").read_bytes(), card
-    again = expand("--out", "data", "--verify", "agreement:2+llm", *models, *prices, "--resume")
+    again = expand("--out", "data", "--verify", "agreement:2,llm", *models, *prices, "--resume")
     assert (
         again.exit_code == 0
         and (Path("data/train.jsonl").read_bytes(), Path("data/README.md").read_text()) == first
     )
     other = expand(
-        "--out", "data", "--verify", "agreement:2+llm", "--resume", "--verify-model", models[3]
+        "--out",
+        "data",
+        "--verify",
+        "agreement:2,llm",
+        "--resume",
+        "--verify-model",
+        "checker.py:solve",
     )
-    assert other.exit_code == 2 and "verify_models" in other.output
-
-
-@pytest.mark.usefixtures("place")
-def test_one_of_several_is_enough_where_the_spec_says_so() -> None:
-    made = expand("--out", "data", "--verify", "llm|agreement:1", "--verify-model", "llm=checker.py:grade",
-                  "--verify-model", "checker.py:solve", "--json")  # fmt: skip
-    llm, agreement = json.loads(made.stdout)["checks"]
-    assert llm["refused"] == agreement["checked"] > agreement["refused"] > 0
+    assert other.exit_code == 2 and "verify_model" in other.output
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--verify", "none", "--verify-model", "m"), "nothing is verified"),
+        (("--verify", "none", "--verify-model", "m"), "asks no model"),
         (
-            ("--verify", "agreement:3", "--verify-model", "llm=m@http://127.0.0.1:1/v1"),
-            "there is agreement",
+            ("--verify", "code,llm", "--verify-model", "m"),
+            "add its endpoint",
         ),
         (("--verify", "agreement:3", "--verify-model", "judge-7b"), "add its endpoint"),
-        (("--verify", "agreement:3+none"), "cannot be combined"),
+        (("--verify", "agreement:3,none"), "cannot be combined"),
         (
             (
                 "--verify",
@@ -182,13 +172,13 @@ def test_what_cannot_be_is_said_before_the_first_call(options: tuple[str, ...], 
 
 
 part = st.sampled_from(
-    ["agreement:3", "code", "llm", "judge:agent.py:exact", "judge:c++/a|b.py:exact:3"]
+    ["agreement:3", "code", "llm", "judge:agent.py:exact", "judge:c++/a,b.py:exact:3"]
 )
 
 
-@given(st.lists(st.lists(part, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_a_spec_is_split_as_it_was_joined(groups: list[list[str]]) -> None:
-    assert split_spec("+".join("|".join(group) for group in groups)) == groups
+@given(st.lists(part, min_size=1, max_size=4))
+def test_a_spec_is_split_as_it_was_joined(parts: list[str]) -> None:
+    assert split_spec(",".join(parts)) == parts
 
 
 class Says:
@@ -200,21 +190,15 @@ class Says:
         return RowVerdict(self.ok, f"{self.name} says {self.ok}", failed=self.failed)
 
 
-@given(
-    st.lists(st.lists(st.booleans(), min_size=1, max_size=3), min_size=1, max_size=3).filter(
-        lambda g: sum(map(len, g)) > 1
-    )
-)
-def test_all_groups_and_any_of_a_group(answers: list[list[bool]]) -> None:
-    parts = [
-        [VerifierPart(Says(f"{i}-{j}", ok)) for j, ok in enumerate(group)]
-        for i, group in enumerate(answers)
-    ]
+@given(st.lists(st.booleans(), min_size=2, max_size=4))
+def test_all_must_pass_and_none_is_asked_after_a_refusal(answers: list[bool]) -> None:
+    parts = [VerifierPart(Says(str(number), ok)) for number, ok in enumerate(answers)]
     verdict = asyncio.run(CombinedVerifier("spec", parts).check({}, None))
-    assert verdict.ok == all(any(group) for group in answers)
-    [*said] = checks_of(CombinedVerifier("spec", parts), [{"verdict": verdict.as_json("spec")}])
-    for one, own in zip(said, (part.verifier for group in parts for part in group), strict=True):
-        assert one.checked == own.asked and one.refused == (own.asked if not own.ok else 0)
+    assert verdict.ok == all(answers)
+    checks = checks_of(CombinedVerifier("spec", parts), [{"verdict": verdict.as_json("spec")}])
+    asked = answers.index(False) + 1 if False in answers else len(answers)
+    assert [check.checked for check in checks] == [1] * asked + [0] * (len(parts) - asked)
+    assert sum(check.refused for check in checks) == (not verdict.ok)
 
 
 def test_a_part_has_its_own_count_and_the_limits_of_the_whole() -> None:
@@ -231,6 +215,9 @@ def test_a_part_has_its_own_count_and_the_limits_of_the_whole() -> None:
         assert (own.spent.calls, whole.spent.calls) == (2, 3)
         with pytest.raises(BudgetSpent, match="3 calls"):
             await own.admit(1, 1)
+
+        nested = own.part(Price(10, 10))
+        assert nested.whole is whole, "a part of a part counts in the same whole"
 
         unpriced = Budget(price=Price(1, 1)).part(None)
         unpriced.settle(await unpriced.admit(10, 10), 100, 100)
@@ -263,10 +250,8 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
     asyncio.run(body())
 
 
-def test_each_kind_is_known_to_the_grammar() -> None:
+@pytest.mark.parametrize("spec", ["agreement:3+code", "code|llm"])
+def test_what_was_joined_otherwise_is_told_the_comma(spec: str) -> None:
     assert set(KINDS) == {"agreement", "judge", "code", "llm", "none"}
-    with pytest.raises(ConfigError, match="is given twice"):
-        open_verification(
-            Verify("llm", ("a@http://x/v1", "b@http://x/v1")),
-            ModelClient("http://127.0.0.1:9", "m"),
-        )
+    with pytest.raises(ConfigError, match="commas"):
+        open_verification(Verify(spec), ModelClient("http://127.0.0.1:9", "m"))

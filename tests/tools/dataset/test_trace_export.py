@@ -423,8 +423,8 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
 
 
 def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Path) -> None:
-    result = made(service, "--format", "messages", "--per-task", 1, "-o", "sft.jsonl")
-    found = {row["messages"][1]["content"]: row for row in rows(Path("sft.jsonl"))}
+    result = made(service, "--format", "messages", "-o", "sft.jsonl")
+    found = {row["messages"][1]["content"]: row for row in reversed(rows(Path("sft.jsonl")))}
     assert set(found) == {"What is 1+1?", "What is 2+2?", "What is 4+4?"}
     row = found["What is 2+2?"]
     assert (
@@ -432,12 +432,8 @@ def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Pa
         and row["provenance"]["corrected"] is True
     )
     assert "corrected" not in found["What is 1+1?"]["provenance"]
-    assert (
-        "1 episodes that people gave a thumb down" in result.stderr
-        and "duplicates: 1" in result.stderr
-    )
-    made(service, "--format", "messages", "-o", "all.jsonl")
-    assert len(rows(Path("all.jsonl"))) == 4
+    assert "1 episodes that people gave a thumb down" in result.stderr
+    assert len(rows(Path("sft.jsonl"))) == 4
 
 
 def test_nothing_follows_a_corrected_reply(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 _ENDPOINT = re.compile(r"(.+?)@(https?://.+)")
-_FUNCTION = re.compile(r"(.+\.py)(?::|->)(\w+)|([\w.]+)->(\w+)")
+_FUNCTION = re.compile(r"(.+\.py)((:|->)\w+)?|[\w.]+->\w+")
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,12 @@ class ModelName:
     name: str
     base_url: str | None = None
     scripted: str | None = None
-    """FILE.py:NAME or package.module->Name."""
+    """FILE.py, FILE.py:NAME or package.module->Name."""
 
     @classmethod
     def parse(cls, text: str) -> ModelName:
+        # as records name a function
+        text = text.removeprefix("scripted:")
         if endpoint := _ENDPOINT.fullmatch(text):
             return cls(endpoint[1], base_url=endpoint[2])
         if _FUNCTION.fullmatch(text):
