@@ -19,6 +19,7 @@ from ajet_sdk.engines.vllm.engine import has_token_route
 from ajet_sdk.errors import AjetError
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
+from ajet_tools.trace.files.audit import audit
 from ajet_tools.trace.files.check import check
 from tests.tiny_vision import image_part, picture, save_tiny_vision, text_part
 
@@ -131,6 +132,40 @@ def test_a_training_run_samples_with_vllm_and_outlives_its_server(
     )
     assert "vLLM crashed (killed by signal 9" in said and "(1 of 3)" in said
     assert not list(trained.directory.glob("vllm-*")) and servers() == []
+
+
+@ajet.workflow
+async def endless(question: str, model: ajet.Model) -> str:
+    """Its reply takes longer than a step of training."""
+    sampled = await model.chat([{"role": "user", "content": question}], ignore_eos=True)
+    return str(sampled["content"])
+
+
+@pytest.mark.skipif(not has_token_route(), reason="needs vLLM 0.32 or later")
+def test_weights_change_under_replies_that_are_being_sampled(tiny: Path, tmp_path: Path) -> None:
+    """The audit recomputes each token's log-probability with the weights of its own version."""
+    rollout = {
+        "name": "vllm",
+        "num_repeat": 4,
+        "max_model_len": 2000,
+        "max_response_length_in_one_turn": 1500,
+        "max_staleness": 1,
+    }
+    trainer = {
+        "total_steps": 3,
+        "test_freq": 0,
+        "save_freq": 1,
+        "keep_checkpoints": 10,
+        "use_kl_loss": False,
+        "optim": {"lr": 0.01, "warmup_steps": 1},
+    }
+    made = config(tmp_path, tiny, "local", rollout=rollout, trainer_common=trainer)
+    train(made, workflow=endless, judge=length)
+    spanning = rows(made, "SELECT len(output_ids) AS n FROM calls WHERE len(weight_updates) > 0")
+    assert spanning and {row["n"] for row in spanning} == {1500}
+    assert check(made.directory) == []
+    audited = audit(made.directory / "trace.duckdb", weights=True)
+    assert (audited.differs, audited.unchecked) == ((), ())
 
 
 def test_debug_samples_with_vllm_at_its_port(tiny: Path, tmp_path: Path, servers: Any) -> None:
