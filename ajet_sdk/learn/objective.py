@@ -233,8 +233,10 @@ def token_weights(
     turns = []
     for sample in samples:
         trained = trained_positions(sample)
-        bounds = [(span.start, span.end) for span in sample.timeline.spans]
-        sizes = [int(end - begin) for begin, end in np.searchsorted(trained, bounds)]
+        sizes = [len(trained)]
+        if settings.loss_aggregation == "turn":
+            bounds = [(span.start, span.end) for span in sample.timeline.spans]
+            sizes = [int(end - begin) for begin, end in np.searchsorted(trained, bounds)]
         agent = (sample.episode_id, sample.timeline.agent)
         turns.append(TrainedTurns(agent, [size for size in sizes if size]))
     return turn_weights(turns, settings.loss_aggregation, settings.loss_length)
