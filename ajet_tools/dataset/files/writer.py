@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
@@ -144,10 +145,10 @@ class Writer:
             self.rows += len(block)
             return
         self._log_losses(block)
-        data = block.fitted(LINES).data
-        self._write(
-            "".join(f"{line}\n" for line in data.column(LINE).to_pylist()).encode(), len(block)
-        )
+        lines = block.fitted(LINES).data.column(LINE).cast(pa.binary())
+        whole = pa.ListArray.from_arrays([0, len(lines)], lines)
+        joined = pc.binary_join(whole, b"\n")[0].as_py()
+        self._write(joined + b"\n", len(block))
 
     def _write(self, lines: bytes, count: int) -> None:
         try:
