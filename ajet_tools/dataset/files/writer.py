@@ -139,6 +139,8 @@ class Writer:
         if not len(block):
             return
         if self._table is not None:
+            if self.schema == LINES:  # text is among the sources
+                self._log_losses(block)
             self._flush()
             with self._explain_errors():
                 self._table.add(block.fitted(self.schema))
@@ -179,7 +181,8 @@ class Writer:
             self._logged.add(block.name)
             log.warning(
                 "%s has columns of types that JSON does not have: %s. They are written as text,"
-                " bytes as base64, labels by their numbers; write .parquet to keep them",
+                " bytes as base64, labels by their numbers; write .parquet, of tables alone, to keep"
+                " them",
                 block.name,
                 ", ".join(f"{name} ({what})" for name, what in lost.items()),
             )
