@@ -258,14 +258,17 @@ class Writer:
                 old.unlink()
 
     def _write_csv(self, path: Path) -> None:
-        names = list(
-            dict.fromkeys(name for rows in self._drafted() for row in rows for name in row)
-        )
+        columns: dict[str, None] = {}
+        for rows in self._drafted():
+            for row in rows:
+                columns.update(dict.fromkeys(row))
+        names = list(columns)
         with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(names)
             for rows in self._drafted():
-                table.writerows([cell_of(name, row.get(name)) for name in names] for row in rows)
+                for row in rows:
+                    table.writerow([cell_of(name, row.get(name)) for name in names])
 
     def _drafted(self) -> Iterator[list[dict[str, object]]]:
         self._file.seek(0)
