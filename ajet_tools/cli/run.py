@@ -31,7 +31,7 @@ from ajet_tools.cli.viewer import logview
 from ajet_tools.dataset.calibrate import ScoredRows, content_key, task_of_row, write_scored
 from ajet_tools.dataset.curation.descent import marked_rows
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.files.rows import read
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.text.clean import counted
 
 _NEARLY_ALL = 0.95
@@ -211,7 +211,7 @@ def _rows(tasks: str | None, out: str, config: Config, limit: int | None) -> lis
         raise ConfigError("--out writes the rows of --tasks: name their file")
     mapping = config.task_reader.field_mapping
     rows: list[tuple[Row, Task]] = []
-    for row in marked_rows(read(tasks), tasks, out):
+    for row in marked_rows(Rows(tasks), out):
         if limit is not None and len(rows) == limit:
             break
         rows.append((row, task_of_row(row.where, row.values, mapping)))

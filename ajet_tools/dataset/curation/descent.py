@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow.compute as pc
 
@@ -12,6 +12,7 @@ from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.files.blocks import Block, Row
 from ajet_tools.dataset.files.columns import LINE
+from ajet_tools.dataset.files.rows import Rows
 
 _PROVENANCE = ("provenance",)
 
@@ -28,19 +29,17 @@ def descent_of(values: Mapping[str, object]) -> Descent:
 
 def descended_rows(rows: Sequence[Row], held_out: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Yields the rows grown from held-out rows, each with the held-out row."""
-    pairs = descended(
-        [descent_of(row.values) for row in rows], [descent_of(row.values) for row in held_out]
-    )
-    for place, held_out_place in pairs:
-        yield rows[place], held_out[held_out_place]
+    descents = [descent_of(row.values) for row in rows]
+    sources = [descent_of(row.values) for row in held_out]
+    for place, source in descended(descents, sources):
+        yield rows[place], held_out[source]
 
 
 def has_lineage(block: Block) -> bool:
     """Whether a row of a block may have been grown from another."""
-    if "provenance" in block.data.schema.names:
-        return True
-    if LINE not in block.data.schema.names:
-        return False
+    names = block.data.schema.names
+    if "provenance" in names or LINE not in names:
+        return "provenance" in names
     has_name = pc.match_substring(block.data.column(LINE), '"provenance"')
     return bool(pc.any(has_name).as_py())
 
@@ -55,11 +54,11 @@ def _unmarked(block: Block) -> Block:
     return block
 
 
-def marked_rows(rows: Iterable[Row], source: str, out: str) -> Iterator[Row]:
-    """As `marker`, for rows."""
-    hides = hides_held_out(source, out)
-    for row in rows:
-        yield Row(row.where, held_out_row(row.values)) if hides else row
+def marked_rows(rows: Rows, out: str) -> Iterator[Row]:
+    """Yields the rows, marked for the name that they get."""
+    mark = marker(rows.path, out)
+    for block in rows.blocks():
+        yield from mark(block).rows()
 
 
 def hides_held_out(source: str, out: str) -> bool:

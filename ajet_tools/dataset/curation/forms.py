@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,8 @@ _GOES_ON_BEFORE = re.compile(r"[^\W\u3040-\ud7ff]|\.")
 _GOES_ON = re.compile(r"[^\W\u3040-\ud7ff]|[.,]\d")
 _EXPRESSION = re.compile(r"\d[\d\s().,]*[-+*/×÷^][-\d\s+*/×÷^().,]*=\s*\Z")
 _ENDS = re.compile(r"\W*\Z")
+_LISTS = re.compile(r"\bor\b|[:|]")
+"""Matches a sentence that lists choices."""
 LEAST = 20
 """Minimum number of rows to judge diversity."""
 _GATHERED = 1000
@@ -91,9 +93,9 @@ _GATHERED = 1000
 
 def normalize(text: str) -> str:
     """Normalizes case, white space and Unicode form."""
-    return " ".join(
-        (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split()
-    )
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return _folded(text)
 
 
 def form_of(text: str, language: str | None = None) -> str:
@@ -103,20 +105,22 @@ def form_of(text: str, language: str | None = None) -> str:
     or the name recurs. In German, where all nouns are capitalized, only numbers are replaced.
     """
     if (language or language_of(text)) not in _NOUNS_ARE_CAPITAL:
-        words = {
-            m[0]
-            for m in _NAME.finditer(text)
-            if not _BEGINS.search(text, max(0, m.start() - 8), m.start())
-        }
-        text = _NAME.sub(lambda m: "X" if _is_name(m, text, words) else m[0], text)
+        matches = list(_NAME.finditer(text))
+        inside = {match[0] for match in matches if not _begins_sentence(match)}
+        text = _NAME.sub(lambda match: "X" if _is_name(match, inside) else match[0], text)
         text = _PRONOUN.sub("X", text)
     return " ".join(_NUMBER.sub("0", text).split())
 
 
-def _is_name(match: re.Match[str], text: str, within: Iterable[str]) -> bool:
-    if match[0] in within or not _BEGINS.search(text, max(0, match.start() - 8), match.start()):
+def _begins_sentence(match: re.Match[str]) -> bool:
+    return _BEGINS.search(match.string, max(0, match.start() - 8), match.start()) is not None
+
+
+def _is_name(match: re.Match[str], inside: Collection[str]) -> bool:
+    """`inside` are the names that occur within a sentence."""
+    if match[0] in inside or not _begins_sentence(match):
         return True
-    return _AFTER_NAME.match(text, match.end()) is not None
+    return _AFTER_NAME.match(match.string, match.end()) is not None
 
 
 @dataclass(frozen=True)
@@ -195,44 +199,56 @@ def given_away(values: Mapping[str, object], question: str | None = None) -> str
     choices, does not count.
     """
     question = text_of(values) if question is None else question
-    folded = " ".join(question.casefold().split())
+    folded = _folded(question)
+    before, asked, after = question.rpartition("?")
     for answer in _answers(values):
-        if " ".join(answer.casefold().strip(" .").split()) not in folded:
+        phrase = _folded(answer.strip(" ."))
+        if phrase not in folded:
             continue
-        if (cued := _cued(answer, question)) is not None:
+        cued = _cued(answer, question)
+        if cued is not None:
             return cued
-        before, asked, after = question.rpartition("?")
         if asked and before and after.strip(_BEHIND).casefold() == answer.casefold():
             return after.strip()
-        sentence = " ".join(re.split(r"[.!?\n]\s", before)[-1].casefold().split())
-        phrase = " ".join(answer.casefold().strip(" .").split())
-        if (
-            phrase.count(" ") >= _PHRASE
-            and phrase in sentence
-            and not re.search(r"\bor\b|[:|]", sentence)
-        ):
+        sentence = _folded(re.split(r"[.!?\n]\s", before)[-1])
+        is_long = phrase.count(" ") >= _PHRASE
+        if is_long and phrase in sentence and not _LISTS.search(sentence):
             return phrase
     return None
 
 
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
 def _cued(answer: str, question: str) -> str | None:
     """Returns an answer after `the answer is`, or after a sum and an equals sign at the end."""
-    folded, sought = question.lower(), answer.lower()
+    folded = question.lower()
+    sought = answer.lower()
     if len(folded) != len(question):  # lower-casing changed the length
-        folded, sought = question, answer
+        folded = question
+        sought = answer
     start = folded.find(sought)
     while start >= 0:
-        end, near = start + len(sought), max(0, start - _CUE_LENGTH)
-        if not _GOES_ON_BEFORE.match(question, max(0, start - 1), start) and not _GOES_ON.match(
-            question, end
-        ):
-            cue = None if _IS_CHOICE.match(question, end) else _CUE.search(question, near, start)
-            if cue is None and question.startswith(answer, start) and _ENDS.match(question, end):
-                cue = _EXPRESSION.search(question, near, start)
-            if cue is not None:
-                return question[cue.start() : end].strip()
+        end = start + len(sought)
+        cue = _cue(question, answer, start, end)
+        if cue is not None:
+            return question[cue.start() : end].strip()
         start = folded.find(sought, start + 1)
     return None
+
+
+def _cue(question: str, answer: str, start: int, end: int) -> re.Match[str] | None:
+    """Returns what leads to an answer at this place of a question."""
+    if _GOES_ON_BEFORE.match(question, max(0, start - 1), start) or _GOES_ON.match(question, end):
+        return None  # the answer is a part of a longer word or number
+    near = max(0, start - _CUE_LENGTH)
+    cue = None
+    if not _IS_CHOICE.match(question, end):
+        cue = _CUE.search(question, near, start)
+    if cue is None and question.startswith(answer, start) and _ENDS.match(question, end):
+        cue = _EXPRESSION.search(question, near, start)
+    return cue
 
 
 def _answers(values: Mapping[str, object]) -> Iterator[str]:

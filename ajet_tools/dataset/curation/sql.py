@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -100,7 +101,7 @@ class Where:
 
     def _relation(self, block: Block) -> Any:
         """Returns the columns, what is derived from the question, and row numbers."""
-        more = {_NUMBER: pa.array(range(len(block)), pa.int64())}
+        more = {_NUMBER: pa.array(np.arange(len(block)))}
         derived = []
         if self._asks_text and "text" not in self._names:
             more["text"] = pa.array(map(encodable, block.texts), pa.string())

@@ -207,31 +207,29 @@ class _Validation:
 
     def _add_block(self, block: Block, number: int, shapes: _Shapes, directory: Path) -> None:
         self._has_lineage |= has_lineage(block)
-        facts = []
+        entries = []
         for row in block.rows():
-            known = facts_of(row)
-            facts.append(known)
-            shapes.add(known.kinds, row.where)
-            for kind, message in known.problems:
+            facts = facts_of(row)
+            shapes.add(facts.kinds, row.where)
+            for kind, message in facts.problems:
                 self.add(number, kind, row.where, message)
             self._add_pictures(row, number, directory)
-            if known.task_id is not None and not self._has_made_ids:
-                self._has_made_ids = _MADE_ID.fullmatch(known.task_id) is not None
+            if facts.task_id is not None and not self._has_made_ids:
+                self._has_made_ids = _MADE_ID.fullmatch(facts.task_id) is not None
+            entry = {
+                "row": self._rows,
+                "file": number,
+                "place": row.where,
+                "text": _hash(facts.text),
+                "asked": _hash(facts.asked),
+                "answer": hash(facts.answer or ""),
+                "id": facts.task_id,
+                "is_task": facts.is_task,
+            }
+            entries.append(entry)
             self._rows += 1
-        if facts:
-            table = pa.table(
-                {
-                    "row": range(self._rows - len(facts), self._rows),
-                    "file": [number] * len(facts),
-                    "place": [block.where(index) for index in range(len(facts))],
-                    "text": [_hash(known.text) for known in facts],
-                    "asked": [_hash(known.asked) for known in facts],
-                    "answer": [hash(known.answer or "") for known in facts],
-                    "id": [known.task_id for known in facts],
-                    "is_task": [known.is_task for known in facts],
-                }
-            )
-            self._database.from_arrow(table).insert_into("rows")
+        if entries:
+            self._database.from_arrow(pa.Table.from_pylist(entries)).insert_into("rows")
 
     def _add_pictures(self, row: Row, number: int, directory: Path) -> None:
         name = self._names[number]

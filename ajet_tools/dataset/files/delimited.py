@@ -32,27 +32,20 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
     line = 1
     try:
         for cells in table:
-            where, line = f"{name} line {line}", table.line_num + 1
+            where = f"{name} line {line}"
+            line = table.line_num + 1  # of the next row: cells may have several lines
             if names is None:
                 names = _header(cells, where)
             elif not cells:
                 continue
             elif len(cells) != len(names):
-                bad.add(
-                    where,
-                    f"has {len(cells)} cell{'s' * (len(cells) != 1)}, but the header has"
-                    f" {len(names)}",
-                )
+                count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+                bad.add(where, f"has {count}, but the header has {len(names)}")
             elif not all(map(_is_utf8, cells)):
                 bad.add(where, "is not UTF-8")
             else:
-                yield (
-                    where,
-                    {
-                        column: _value(column, cell)
-                        for column, cell in zip(names, cells, strict=True)
-                    },
-                )
+                pairs = zip(names, cells, strict=True)
+                yield where, {column: _value(column, cell) for column, cell in pairs}
     except csv.Error as error:
         raise TaskError(f"{name} line {line} is not CSV: {error}") from error
     text.detach()
@@ -67,19 +60,20 @@ def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
     text = start.decode("utf-8-sig", "replace")
     whole, _, rest = text.rpartition("\n")
     lines = (whole if whole else rest).splitlines(keepends=True)
-    best, cells = (usual, '"'), 1
-    for delimiter in (usual, *(candidate for candidate in ",;\t|" if candidate != usual)):
+    best = (usual, '"')
+    cells = 1
+    for delimiter in dict.fromkeys((usual, ",", ";", "\t", "|")):
         for quote in ('"', "'"):
             try:
-                rows = [
-                    row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote) if row
-                ]
+                table = csv.reader(lines, delimiter=delimiter, quotechar=quote)
+                rows = [row for row in table if row]
             except csv.Error:
                 continue
             if rows[:-1]:  # the last may be cut off
                 rows = rows[:-1]
             if rows and all(len(row) == len(rows[0]) for row in rows) and len(rows[0]) > cells:
-                best, cells = (delimiter, quote), len(rows[0])
+                best = (delimiter, quote)
+                cells = len(rows[0])
         if cells > 1 and best[0] == usual:
             break
     return best

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -156,7 +157,7 @@ def restored(text: str) -> str:
 
 
 def _numbered(lines: pa.Array) -> pa.Table:
-    return pa.table({"line": lines, "number": pa.array(range(len(lines)), pa.int64())})
+    return pa.table({"line": lines, "number": np.arange(len(lines))})
 
 
 def shapes_of(

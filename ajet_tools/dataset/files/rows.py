@@ -65,9 +65,12 @@ class Rows:
         """Finds the files. Raises ConfigError if there are none.
 
         Args:
-            path: the suffix gives the format. On stdin, Parquet, Arrow and CSV are detected, else JSON lines.
-            mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
-            bad: counts the bad rows of a pass; without it, and where it does not skip, the first one raises.
+            path: the suffix gives the format. On stdin, Parquet, Arrow and CSV are detected, else
+                JSON lines.
+            mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the
+                column is renamed.
+            bad: counts the bad rows of a pass; without it, and where it does not skip, the first
+                one raises.
             again: stdin is kept in memory, for more than one pass.
         """
         self.mapping = mapping or {}

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
@@ -138,16 +139,18 @@ class Writer:
         if not len(block):
             return
         if self._table is not None:
+            if self.schema == LINES:  # text is among the sources
+                self._log_losses(block)
             self._flush()
             with self._explain_errors():
                 self._table.add(block.fitted(self.schema))
             self.rows += len(block)
             return
         self._log_losses(block)
-        data = block.fitted(LINES).data
-        self._write(
-            "".join(f"{line}\n" for line in data.column(LINE).to_pylist()).encode(), len(block)
-        )
+        lines = block.fitted(LINES).data.column(LINE).cast(pa.binary())
+        whole = pa.ListArray.from_arrays([0, len(lines)], lines)
+        joined = pc.binary_join(whole, b"\n")[0].as_py()
+        self._write(joined + b"\n", len(block))
 
     def _write(self, lines: bytes, count: int) -> None:
         try:
@@ -178,7 +181,8 @@ class Writer:
             self._logged.add(block.name)
             log.warning(
                 "%s has columns of types that JSON does not have: %s. They are written as text,"
-                " bytes as base64, labels by their numbers; write .parquet to keep them",
+                " bytes as base64, labels by their numbers; write .parquet, of tables alone, to keep"
+                " them",
                 block.name,
                 ", ".join(f"{name} ({what})" for name, what in lost.items()),
             )
@@ -254,14 +258,17 @@ class Writer:
                 old.unlink()
 
     def _write_csv(self, path: Path) -> None:
-        names = list(
-            dict.fromkeys(name for rows in self._drafted() for row in rows for name in row)
-        )
+        columns: dict[str, None] = {}
+        for rows in self._drafted():
+            for row in rows:
+                columns.update(dict.fromkeys(row))
+        names = list(columns)
         with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(names)
             for rows in self._drafted():
-                table.writerows([cell_of(name, row.get(name)) for name in names] for row in rows)
+                for row in rows:
+                    table.writerow([cell_of(name, row.get(name)) for name in names])
 
     def _drafted(self) -> Iterator[list[dict[str, object]]]:
         self._file.seek(0)

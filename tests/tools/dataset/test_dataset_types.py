@@ -183,6 +183,39 @@ def test_seeds_with_images_are_refused_with_what_to_do(
     ]
 
 
+def test_columns_that_tables_do_not_share_are_as_of_lines_or_keep_a_type_that_json_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbers = pa.array([1], pa.int8())
+    pq.write_table(pa.table({"question": ["a"], "n": numbers, "blob": [b"\0"]}), "1.parquet")
+    pq.write_table(pa.table({"question": ["b"], "n": [300]}), "2.parquet")
+    ajet("export", "1.parquet", "2.parquet", "-o", "out.parquet")
+    rows = pq.read_table("out.parquet")
+    assert rows.schema.types == [pa.string(), pa.binary(), pa.int64()]
+    assert rows["n"].to_pylist() == [1, 300] and rows["blob"].to_pylist() == [b"\0", None]
+    Path("3.jsonl").write_text('{"question": "c", "n": 1.5}\n')
+    told = ajet("export", "1.parquet", "3.jsonl", "-o", "out.parquet")
+    assert "blob (binary)" in told
+    assert [row.values for row in Rows("out.parquet")] == [
+        {"question": "a", "n": 1, "blob": "AA=="},
+        {"question": "c", "n": 1.5},
+    ]
+
+
+def test_class_labels_of_other_names_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, names in enumerate((["easy", "hard"], ["hard", "easy"])):
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = pa.table({"label": [0]}).replace_schema_metadata(metadata)
+        pq.write_table(table, f"{number}.parquet")
+    ajet("export", "0.parquet", "1.parquet", "-o", "out.parquet", code=2)
+    assert not Path("out.parquet").exists()
+
+
 # Laws over any schema
 
 _LEAVES = [
