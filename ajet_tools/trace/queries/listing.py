@@ -81,6 +81,12 @@ class Listing:
             return []
         named, values = among("episode_id", ids)
         by_id = {row["episode_id"]: row for row in rows(reader, _PAGE.format(named), *values)}
+        without_ids = [id for id, row in by_id.items() if row["tokens"] is None and row["calls"]]
+        if without_ids:  # replies are read for their usage only if needed, as they are long
+            named, values = among("episode_id", without_ids)
+            sql = f"SELECT episode_id, {USAGE_TOKENS}::BIGINT AS tokens FROM calls WHERE {named}"
+            for row in rows(reader, f"{sql} GROUP BY episode_id", *values):
+                by_id[row["episode_id"]]["tokens"] = row["tokens"]
         return [by_id[id] for id in ids if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
@@ -207,18 +213,18 @@ def _start_of_new(reader: TraceReader, before: Listing) -> datetime | None:
     return since
 
 
-_PAGE = f"""
+_PAGE = """
     WITH called AS (
       SELECT episode_id, count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
         count(DISTINCT agent) FILTER (phase = 'rollout') AS agents,
-        coalesce(sum(len(output_ids)), {USAGE_TOKENS})::BIGINT AS tokens
-      FROM calls WHERE {{0}} GROUP BY episode_id),
+        sum(len(output_ids))::BIGINT AS tokens
+      FROM calls WHERE {0} GROUP BY episode_id),
     earned AS (
-      SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE {{0}} GROUP BY episode_id)
+      SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE {0} GROUP BY episode_id)
     SELECT episode_id, run_id, task_id, left(task->>'$.main_query', 300) AS task, attempt, group_id,
       step, split, decoding, status, cause, left(error, 300) AS error, reward,
       coalesce(calls, 0) AS calls, coalesce(turns, 0) AS turns, coalesce(agents, 0) AS agents,
       tokens, round(epoch(ended_at - started_at), 2) AS seconds, started_at, ended_at,
       coalesce(superseded, false) AS superseded
     FROM episodes LEFT JOIN called USING (episode_id) LEFT JOIN earned USING (episode_id)
-    WHERE {{0}}"""
+    WHERE {0}"""
