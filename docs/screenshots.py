@@ -23,7 +23,6 @@ from ajet_sdk.protocols import TraceReader
 from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.labels import Labels, draw, estimate
 from ajet_tools.trace.locate import open_located
-from ajet_tools.tui.base import DARK
 from ajet_tools.tui.label import LabelApp
 from ajet_tools.tui.trace.app import TraceApp
 
@@ -35,7 +34,7 @@ async def picture(reader: TraceReader, where: Path, out: Path, name: str, prepar
     """One screen, once its workers have answered."""
     app = TraceApp(reader, where)
     async with app.run_test(size=SIZE) as pilot:
-        app.theme = DARK
+        app.theme = "textual-dark"
         await quiet(pilot)
         await prepare(pilot)
         await quiet(pilot)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from rich.console import Console
+from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, style
+from ajet_sdk.reporting.output import echo, style, visible
 from ajet_sdk.secret_keys import masked
 from ajet_tools.cli.config_check import Checked, check_file
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.options import expand_options
+from ajet_tools.cli.result import Result
 from ajet_tools.text.clean import flat_keys
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -35,7 +39,41 @@ def config() -> None:
     """
 
 
+@dataclass(frozen=True)
+class ValuesResult(Result):
+    """The effective values of a config, and where each came from."""
+
+    ajet: Sequence[Mapping[str, object]]
+    roots: Mapping[str, object]
+    """Other top-level keys, which are passed to their owners."""
+
+    def show(self, out: Console) -> None:
+        width = max((len(str(row["key"])) for row in self.ajet), default=0)
+        for row in self.ajet:
+            line = Text(f"{row['key']:<{width}}  ")
+            line.append(visible(json.dumps(row["value"], ensure_ascii=False)))
+            if row["from"] != "default":
+                line.append(f"  ({row['from']})", style="dim")
+            out.print(line, soft_wrap=True)
+        for name in self.roots:
+            out.print(f"{name}: passed through to its owner", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class MappedResult(Result):
+    """The config of another trainer."""
+
+    mapping: Mapping[str, object]
+
+    def document(self) -> object:
+        return self.mapping
+
+    def show(self, out: Console) -> None:
+        out.print(visible(plain_yaml(self.mapping).rstrip()), soft_wrap=True)
+
+
 @app.command()
+@expand_options
 def show(
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
     conf: Annotated[
@@ -45,8 +83,7 @@ def show(
     backbone: Annotated[
         str | None, Option(help="Print the config for `trinity` or `verl`, as YAML.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> ValuesResult | MappedResult:
     """Print each key's effective value and where it came from.
 
     \b
@@ -54,30 +91,20 @@ def show(
     ajet config show --conf math.yaml --set
     ajet config show --conf math.yaml --backbone trinity
     """
-    config = load_config(
-        conf, [*(overrides or []), *([f"ajet.backbone={backbone}"] if backbone else [])]
-    )
+    changes = list(overrides or ())
+    if backbone:
+        changes.append(f"ajet.backbone={backbone}")
+    config = load_config(conf, changes)
     if backbone in ("trinity", "verl"):
-        _show_mapped(config, backbone, as_json)
-        return
-    rows = [
-        {"key": path, "value": value, "from": config.origin(path)}
-        for path, value in flat_keys(masked(config.model_dump(mode="json"), "***"))
-        if not only_set or config.is_set(path)
-    ]
-    if as_json:
-        print_json({"ajet": rows, "roots": masked(config.roots.plain(), "***")})
-        return
-    width = max((len(str(row["key"])) for row in rows), default=0)
-    for row in rows:
-        value = json.dumps(row["value"], ensure_ascii=False)
-        origin = "" if row["from"] == "default" else style(f"  ({row['from']})", dim=True)
-        echo(f"{row['key']:<{width}}  {value}{origin}")
-    for name in config.roots:
-        echo(f"{name}: passed through to its owner")
+        return MappedResult(_mapping(config, backbone))
+    rows = []
+    for path, value in flat_keys(masked(config.model_dump(mode="json"), "***")):
+        if not only_set or config.is_set(path):
+            rows.append({"key": path, "value": value, "from": config.origin(path)})
+    return ValuesResult(rows, masked(config.roots.plain(), "***"))
 
 
-def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
+def _mapping(config: Config, backbone: str) -> Mapping[str, object]:
     common = config.trainer_common
     known: dict[str, object] = {
         "run_id": "RUN",
@@ -92,7 +119,6 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
         mapping = module.to_verl(config, module.VerlPlace(**known))
     else:
         mapping = module.to_trinity(config, module.TrinityPlace(**known, tasks=Path("RUN/tasks")))
-    mapping = masked(mapping, "***")
     if not common.total_steps:
         echo(
             "Note: the number of steps (0 here) is computed from the number of tasks when the run"
@@ -101,40 +127,49 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
         )
     if common.optim.lr is None:
         echo("Note: the learning rate is chosen by the model's size when the run starts.", err=True)
-    if as_json:
-        print_json(mapping)
-    else:
-        echo(plain_yaml(mapping).rstrip())
+    plain: Mapping[str, object] = masked(mapping, "***")
+    return plain
+
+
+@dataclass(frozen=True)
+class KeysResult(Result):
+    """Keys of the config; as JSON a schema of whole files, for editors."""
+
+    keys: Sequence[Mapping[str, str]]
+
+    def document(self) -> object:
+        return _document_schema(Config.model_json_schema())
+
+    def show(self, out: Console) -> None:
+        for row in self.keys:
+            head = Text(row["key"], style="bold")
+            head.append(f"  {row['type']}  [{row['default']}]", style="not bold")
+            out.print(head, soft_wrap=True)
+            out.print(f"    {row['description']}", soft_wrap=True)
 
 
 @app.command()
+@expand_options
 def schema(
     section: Annotated[
         str | None, Argument(metavar="SECTION", help="Only this section, e.g. rollout.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print a JSON schema, for editors.")] = False,
-) -> None:
-    """Print every key with its type, its default and what it does.
+) -> KeysResult:
+    """Print every key with its type, its default and what it does; as JSON, a schema for editors.
 
     \b
     ajet config schema rollout
     ajet config schema --json > ajet.schema.json
     """
-    if as_json:
-        print_json(_document_schema(Config.model_json_schema()))
-        return
-    rows = [
-        row
-        for row in describe_keys()
-        if section is None or f"{row['key']}.".startswith(f"{section}.")
-    ]
+    rows = []
+    for row in describe_keys():
+        if section is None or f"{row['key']}.".startswith(f"{section}."):
+            rows.append(row)
     if not rows:
         raise ConfigError(
             f"there is no section {section!r}; sections: {', '.join(Config.model_fields)}"
         )
-    for row in rows:
-        echo(f"{style(row['key'], bold=True)}  {row['type']}  [{row['default']}]")
-        echo(f"    {row['description']}")
+    return KeysResult(rows)
 
 
 def _document_schema(ours: dict[str, object]) -> dict[str, object]:
@@ -209,7 +244,25 @@ def _type_name(kind: object) -> str:
     return names.get(origin or kind) or str(getattr(kind, "__name__", kind))
 
 
+@dataclass(frozen=True)
+class CheckedResult(Result):
+    files: Sequence[Checked]
+
+    @property
+    def exit_code(self) -> int:
+        return 2 if any(checked.wrong for checked in self.files) else 0
+
+    def document(self) -> object:
+        documents = [checked.plain() for checked in self.files]
+        return documents[0] if len(documents) == 1 else documents
+
+    def show(self, out: Console) -> None:
+        for checked in self.files:
+            _print_checked(checked)
+
+
 @app.command()
+@expand_options
 def check(
     arguments: Annotated[
         list[str] | None,
@@ -221,8 +274,7 @@ def check(
     conf: Annotated[
         list[Path] | None, Option("--conf", "-c", help="A config file; repeatable.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> CheckedResult:
     """Check config files: keys and values (schema), workflow and judge (imports), and what a run
     needs (resources).
 
@@ -237,15 +289,8 @@ def check(
     files = [*(conf or []), *(Path(text) for text in args if not _is_override(text))]
     if not files:
         raise ConfigError("name a config file to check: ajet config check FILE")
-    wrong = 0
-    for file in files:
-        checked = check_file(file, [text for text in args if _is_override(text)])
-        wrong += checked.wrong
-        if as_json:
-            print_json(checked.plain())
-        else:
-            _print_checked(checked)
-    raise typer.Exit(2 if wrong else 0)
+    changes = [text for text in args if _is_override(text)]
+    return CheckedResult([check_file(file, changes) for file in files])
 
 
 def _is_override(text: str) -> bool:

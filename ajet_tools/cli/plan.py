@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.backbones.plan import Changes, mend
@@ -14,17 +16,98 @@ from ajet_sdk.backbones.plan import plan as plan_run
 from ajet_sdk.backbones.shared.fit import GB, Fit, shape_for
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.arguments import Conf
-from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.text.tables import console, table
+from ajet_tools.cli.result import Result
+from ajet_tools.text.tables import table
 
 _LONGEST = """
     SELECT quantile_disc(length, 0.99)::BIGINT AS longest, count(*)::BIGINT AS calls FROM (
         SELECT max(prefix_len + len(prompt_suffix) + len(output_ids)) AS length
         FROM calls WHERE output_ids IS NOT NULL GROUP BY episode_id, agent)
     WHERE length IS NOT NULL"""
+
+
+@dataclass(frozen=True)
+class PlanResult(Result):
+    """Whether a run fits the GPUs, and the changes with which it would."""
+
+    config: Config
+    fit: Fit
+    changes: Changes | None
+    longest: int | None
+    """Length of recorded conversations, in tokens."""
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.fit.problems else 0
+
+    def document(self) -> object:
+        made = self.fit
+        return {
+            "fits": not made.problems,
+            "parameters": made.shape.parameters,
+            "memory_gb": made.memory / GB,
+            "longest": self.longest,
+            "engines": made.engines,
+            "kv_tokens": made.kv_tokens,
+            "gpus": [
+                {
+                    "kind": card.name,
+                    "count": card.count,
+                    "used_gb": round(card.used / GB, 1),
+                    "parts_gb": {name: round(size / GB, 2) for name, size in card.parts.items()},
+                }
+                for card in made.cards
+            ],
+            "problems": made.problems,
+            "changes": None if self.changes is None else dict(self.changes),
+        }
+
+    def show(self, out: Console) -> None:
+        say = partial(out.print, soft_wrap=True)
+        config = self.config
+        made = self.fit
+        shape = made.shape
+        common = config.trainer_common
+        context = "" if shape.context is None else f", {shape.context:,} positions"
+        experts = f", {shape.experts} experts" if shape.experts > 1 else ""
+        say(
+            f"{config.model.path}: {shape.parameters / 1e9:.2f} billion parameters,"
+            f" {shape.layers} layers, {shape.heads} heads ({shape.kv_heads} of keys){experts}{context}"
+        )
+        length = config.rollout.max_model_len if self.longest is None else self.longest
+        where = "rollout.max_model_len" if self.longest is None else "recorded"
+        say(
+            f"backbone {config.backbone}: {common.nnodes} × {common.n_gpus_per_node} GPUs of"
+            f" {made.memory / GB:g} GB; conversations of {length:,} tokens ({where})"
+        )
+        rows = [
+            {
+                "kind": card.name,
+                "GPUs": card.count,
+                "GB each": round(card.used / GB, 1),
+                "of these": _parts(card.parts),
+            }
+            for card in made.cards
+        ]
+        out.print(table(rows, out.width))
+        say(
+            f"{made.engines} {'engine' if made.engines == 1 else 'engines'}, each with room for"
+            f" {made.kv_tokens:,} tokens: {made.kv_tokens // max(1, length)} conversations at once"
+        )
+        if not made.problems:
+            say("It fits. (An estimate: leave some GB of each GPU free.)")
+            return
+        say("It does not fit:")
+        for problem in made.problems:
+            say(f"- {problem}")
+        if self.changes:
+            say("It would fit with:")
+            for path, value in self.changes.items():
+                say(f"  ajet.{path}={'null' if value is None else str(value).lower()}")
+        elif self.changes is None:
+            say("No change of parallel sizes, offloading or up to 16 machines makes it fit.")
 
 
 def plan(
@@ -42,8 +125,7 @@ def plan(
         Path | None,
         Option(help="A trace of the agent: its conversations' lengths in place of the maximum."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> PlanResult:
     """Show whether a run on a cluster fits its GPUs, and what to change if it doesn't.
 
     Reads only the model's config.json. Exits with 1 if the run doesn't fit.
@@ -68,12 +150,7 @@ def plan(
     longest = None if trace is None else _longest(trace)
     made = plan_run(config, shape, memory * GB, longest)
     changes = mend(config, shape, memory * GB, longest) if made.problems else {}
-    if as_json:
-        print_json(_plain(made, changes, longest))
-    else:
-        _print(config, made, changes, longest)
-    if made.problems:
-        raise typer.Exit(1)
+    return PlanResult(config, made, changes, longest)
 
 
 def _machines(gpus: int | None, nodes: int | None) -> list[str]:
@@ -88,71 +165,6 @@ def _longest(trace: Path) -> int:
     if not row["calls"]:
         raise ConfigError(f"--trace: {trace} has no calls with token ids to measure")
     return int(row["longest"])
-
-
-def _plain(made: Fit, changes: Changes | None, longest: int | None) -> dict[str, object]:
-    return {
-        "fits": not made.problems,
-        "parameters": made.shape.parameters,
-        "memory_gb": made.memory / GB,
-        "longest": longest,
-        "engines": made.engines,
-        "kv_tokens": made.kv_tokens,
-        "gpus": [
-            {
-                "kind": card.name,
-                "count": card.count,
-                "used_gb": round(card.used / GB, 1),
-                "parts_gb": {name: round(size / GB, 2) for name, size in card.parts.items()},
-            }
-            for card in made.cards
-        ],
-        "problems": made.problems,
-        "changes": None if changes is None else dict(changes),
-    }
-
-
-def _print(config: Config, made: Fit, changes: Changes | None, longest: int | None) -> None:
-    shape, common = made.shape, config.trainer_common
-    context = "" if shape.context is None else f", {shape.context:,} positions"
-    experts = f", {shape.experts} experts" if shape.experts > 1 else ""
-    echo(
-        f"{config.model.path}: {shape.parameters / 1e9:.2f} billion parameters,"
-        f" {shape.layers} layers, {shape.heads} heads ({shape.kv_heads} of keys){experts}{context}"
-    )
-    length = config.rollout.max_model_len if longest is None else longest
-    where = "rollout.max_model_len" if longest is None else "recorded"
-    echo(
-        f"backbone {config.backbone}: {common.nnodes} × {common.n_gpus_per_node} GPUs of"
-        f" {made.memory / GB:g} GB; conversations of {length:,} tokens ({where})"
-    )
-    rows = [
-        {
-            "kind": card.name,
-            "GPUs": card.count,
-            "GB each": round(card.used / GB, 1),
-            "of these": _parts(card.parts),
-        }
-        for card in made.cards
-    ]
-    screen = console()
-    screen.print(table(rows, screen.width))
-    echo(
-        f"{made.engines} {'engine' if made.engines == 1 else 'engines'}, each with room for"
-        f" {made.kv_tokens:,} tokens: {made.kv_tokens // max(1, length)} conversations at once"
-    )
-    if not made.problems:
-        echo("It fits. (An estimate: leave some GB of each GPU free.)")
-        return
-    echo("It does not fit:")
-    for problem in made.problems:
-        echo(f"- {problem}")
-    if changes:
-        echo("It would fit with:")
-        for path, value in changes.items():
-            echo(f"  ajet.{path}={'null' if value is None else str(value).lower()}")
-    elif changes is None:
-        echo("No change of parallel sizes, offloading or up to 16 machines makes it fit.")
 
 
 def _parts(parts: Mapping[str, float]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -15,11 +16,11 @@ from ajet_sdk.dialects.message_parts import without_pictures
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import Call
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
-from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.episode.blocks import (
     Block,
@@ -28,9 +29,9 @@ from ajet_tools.trace.episode.blocks import (
     conversation_blocks,
     overview_blocks,
 )
-from ajet_tools.trace.episode.overview import read_overview, summarize
+from ajet_tools.trace.episode.overview import EpisodeOverview, read_overview, summarize
 from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.queries.records import records_of
+from ajet_tools.trace.queries.records import Record, records_of
 from ajet_tools.trace.queries.runs import RunOverview
 
 _FIRST, _LAST = 10, 30
@@ -41,6 +42,71 @@ _LONGEST = 4000
 """Maximum characters of a message to show."""
 
 
+@dataclass(frozen=True)
+class RunResult(Result):
+    run: RunOverview
+    metrics: Sequence[Mapping[str, Any]]
+    """The last value of each."""
+    ledger: Sequence[Mapping[str, Any]]
+
+    paged = True
+
+    def document(self) -> object:
+        return {**self.run, "metrics": self.metrics, "ledger": self.ledger}
+
+    def show(self, out: Console) -> None:
+        curves = ("causes", "rewards", "reward_of")
+        out.print(render.fields((n, value) for n, value in self.run.items() if n not in curves))
+        if self.metrics:
+            out.print(render.table(self.metrics, out.width, title="\nmetrics, last value"))
+        if self.ledger:
+            out.print(render.table(self.ledger, out.width, title="\nledger"))
+
+
+@dataclass(frozen=True)
+class EpisodeResult(Result):
+    record: Record
+    overview: EpisodeOverview
+    full: bool
+
+    paged = True
+
+    def document(self) -> object:
+        episode = self.record.episode
+        place = {call.call_id: number for number, call in enumerate(episode.calls)}
+        entries = sorted(
+            self.record.ledger,
+            key=lambda entry: (place.get(entry.call_id, len(place)), entry.outcome),
+        )
+        ledger = [pick(entry, "call_id", "outcome", "tokens") for entry in entries]
+        document = episode.model_dump(mode="json") | {"reward": episode.reward, "ledger": ledger}
+        if not self.record.ended:
+            document |= {"run_id": "", "status": None, "ended_at": None}
+        return document
+
+    def show(self, out: Console) -> None:
+        _print_episode(self.overview, out, self.full)
+
+
+@dataclass(frozen=True)
+class CallResult(Result):
+    call: Call
+    outcomes: Sequence[str]
+    """Outcomes of its tokens in the ledger, with their numbers."""
+    overview: EpisodeOverview
+    full: bool
+
+    paged = True
+
+    def document(self) -> object:
+        times = pick(self.call, "started_at", "ended_at")
+        return {**self.call.model_dump(mode="json"), **times, "ledger": self.outcomes or None}
+
+    def show(self, out: Console) -> None:
+        _print_call(self.call, self.outcomes, out, self.full)
+        _print_blocks(out, call_blocks(self.overview, self.call.call_id), self.full)
+
+
 def show(
     id: Annotated[
         str,
@@ -48,8 +114,7 @@ def show(
     ],
     path: Where = None,
     full: Annotated[bool, Option("--full", help="Show every call and message in full.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> RunResult | EpisodeResult | CallResult:
     """Show an episode's conversation, rewards and ledger, a whole call, or a run with its metrics.
 
     Long episodes show their first and last calls, long messages their beginning; --full shows
@@ -61,69 +126,33 @@ def show(
     ajet trace show 3f2a91 --full | grep calculator
     """
     reader, _, meant = open_named(id, path)
-    # The files are closed again before a pager shows what was read.
-    with paged() as out, reader, reader.steady():
+    with reader, reader.steady():
         target = queries.find(reader, meant or queries.find_run(reader, None))
-        if as_json:
-            print_json(
-                {"run": _run_json, "episode": _episode_json, "call": _call_json}[target.kind](
-                    reader, target.id
-                )
-            )
-            return
-        show = {"run": _show_run, "episode": _show_episode, "call": _show_call}[target.kind]
-        show(reader, target.id, out, full)
+        if target.kind == "run":
+            return _run(reader.of_run(target.id), target.id)
+        if target.kind == "episode":
+            [record] = records_of(reader, [target.id], whole=True)
+            return EpisodeResult(record, read_overview(reader, target.id), full)
+        return _call(reader, target.id, full)
 
 
-def _run_row(reader: TraceReader, run_id: str) -> RunOverview:
-    return queries.overview(reader, run_id)[0]
+def _run(reader: TraceReader, run_id: str) -> RunResult:
+    [run] = queries.overview(reader, run_id)
+    metrics = queries.metrics(reader, run_id)
+    return RunResult(run, metrics, queries.ledger_totals(reader, run_id))
 
 
-def _run_json(reader: TraceReader, run_id: str) -> Mapping[str, object]:
-    reader = reader.of_run(run_id)
-    metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
-    return {**_run_row(reader, run_id), "metrics": metrics, "ledger": totals}
-
-
-def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> None:
-    reader = reader.of_run(run_id)
-    row = _run_row(reader, run_id)
-    out.print(
-        render.fields(
-            (name, value)
-            for name, value in row.items()
-            if name not in ("causes", "rewards", "reward_of")
-        )
-    )
-    metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
-    if metrics:
-        out.print(render.table(metrics, out.width, title="\nmetrics, last value"))
-    if totals:
-        out.print(render.table(totals, out.width, title="\nledger"))
-
-
-def _episode_json(reader: TraceReader, episode_id: str) -> Mapping[str, object]:
+def _call(reader: TraceReader, call_id: str, full: bool) -> CallResult:
+    episode_id = queries.episode_of_call(reader, call_id)
     [record] = records_of(reader, [episode_id], whole=True)
-    episode, place = (
-        record.episode,
-        {call.call_id: i for i, call in enumerate(record.episode.calls)},
-    )
-    unended = {} if record.ended else {"run_id": "", "status": None, "ended_at": None}
-    booked = sorted(
-        record.ledger, key=lambda entry: (place.get(entry.call_id, len(place)), entry.outcome)
-    )
-    ledger = [{"call_id": e.call_id, "outcome": e.outcome, "tokens": e.tokens} for e in booked]
-    return {
-        **episode.model_dump(mode="json"),
-        **unended,
-        "reward": episode.reward,
-        "ledger": ledger,
-    }
+    [call] = [call for call in record.episode.calls if call.call_id == call_id]
+    entries = [entry for entry in record.ledger if entry.call_id == call_id]
+    outcomes = [f"{entry.outcome}: {entry.tokens}" for entry in entries]
+    return CallResult(call, outcomes, read_overview(reader, episode_id), full)
 
 
-def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
+def _print_episode(overview: EpisodeOverview, out: Console, full: bool) -> None:
     """Prints an episode as the viewer does, without repeated messages."""
-    overview = read_overview(reader, episode_id)
     out.print(summarize(overview))
     _print_blocks(out, overview_blocks(overview), full)
     printed: set[tuple[str, str]] = set()
@@ -164,22 +193,7 @@ def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
         out.print(block.render(markdown=False, unfolded=True, most=most, whole="--full shows all"))
 
 
-def _call_record(reader: TraceReader, call_id: str) -> tuple[Call, list[str]]:
-    [record] = records_of(reader, [queries.episode_of_call(reader, call_id)], whole=True)
-    [call] = [call for call in record.episode.calls if call.call_id == call_id]
-    return call, [
-        f"{entry.outcome}: {entry.tokens}" for entry in record.ledger if entry.call_id == call_id
-    ]
-
-
-def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
-    call, booked = _call_record(reader, call_id)
-    times = {"started_at": call.started_at, "ended_at": call.ended_at}
-    return {**call.model_dump(mode="json"), **times, "ledger": booked or None}
-
-
-def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
-    call, booked = _call_record(reader, call_id)
+def _print_call(call: Call, outcomes: Sequence[str], out: Console, full: bool) -> None:
     sent = {name: value for name, value in call.request.items() if name not in _SPOKEN}
     request = without_pictures(sent)
     logprob = (
@@ -206,8 +220,7 @@ def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> N
                 ),
                 ("started", call.started_at),
                 ("ended", call.ended_at),
-                ("ledger", ", ".join(booked)),
+                ("ledger", ", ".join(outcomes)),
             ]
         )
     )
-    _print_blocks(out, call_blocks(read_overview(reader, call.episode_id), call_id), full)

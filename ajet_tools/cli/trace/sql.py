@@ -7,24 +7,76 @@ import io
 import json
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.output import echo, json_default, visible
+from ajet_sdk.reporting.output import json_default, visible
 from ajet_sdk.trace.query import rows_of
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
-from ajet_tools.text.tables import paged
 from ajet_tools.trace.locate import open_located
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class RowsResult(Result):
+    """The rows of a query; `--json` has all of them, a table the first ones."""
+
+    rows: pa.Table
+    limit: int
+
+    paged = True
+
+    def document(self) -> object:
+        return list(rows_of(self.rows))
+
+    def show(self, out: Console) -> None:
+        if self.rows.column_names == ["explain_key", "explain_value"]:
+            for row in self.rows.to_pylist():
+                out.print(visible(row["explain_value"]), soft_wrap=True)
+            return
+        out.print(render.table(list(rows_of(self.rows.slice(0, self.limit))), out.width))
+        if len(self.rows) > self.limit:
+            note = f"{self.limit:,} of {len(self.rows):,} rows; for more, raise --limit"
+            out.print(note, style="dim")
+        elif not len(self.rows):
+            out.print("no rows", style="dim")
+
+
+@dataclass(frozen=True)
+class CsvResult(Result):
+    """The rows of a query as CSV, on stdout."""
+
+    rows: pa.Table
+
+    def document(self) -> object:
+        return list(rows_of(self.rows))
+
+    def show(self, out: Console) -> None:
+        _write_csv(self.rows, sys.stdout)
+
+
+@dataclass(frozen=True)
+class SavedResult(Result):
+    """The rows of a query, written to a file."""
+
+    rows: int
+    path: Path
+
+    beside_rows = True
+
+    def show(self, out: Console) -> None:
+        out.print(f"{self.rows:,} rows written to {self.path}", soft_wrap=True)
 
 
 def sql(
@@ -35,8 +87,7 @@ def sql(
     limit: Annotated[int, Option("--limit", "-n", min=1)] = 100,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV with a header.")] = False,
     out: Annotated[Path | None, Option("--out", "-o", metavar="FILE")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> RowsResult | CsvResult | SavedResult:
     """Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s.
 
     Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` stores only
@@ -60,16 +111,11 @@ def sql(
         )
     reader, _ = open_located(path)
     with reader:
-        result = _result(reader, sys.stdin.read() if query == "-" else query)
+        table = _result(reader, sys.stdin.read() if query == "-" else query)
     if out is not None:
-        _save(result, out.expanduser())
-        echo(f"{len(result):,} rows written to {out}", err=True)
-    elif as_json:
-        print_json(list(rows_of(result)))
-    elif as_csv:
-        _write_csv(result, sys.stdout)
-    else:
-        _print_table(result, limit)
+        _save(table, out.expanduser())
+        return SavedResult(len(table), out)
+    return CsvResult(table) if as_csv else RowsResult(table, limit)
 
 
 def _result(reader: TraceReader, query: str) -> pa.Table:
@@ -125,16 +171,3 @@ def _write_csv(table: pa.Table, file: TextIO) -> None:
     writer.writerow(table.column_names)
     for row in rows_of(table):
         writer.writerow(cell(value) for value in row.values())
-
-
-def _print_table(result: pa.Table, limit: int) -> None:
-    with paged() as out:
-        if result.column_names == ["explain_key", "explain_value"]:
-            for row in result.to_pylist():
-                out.print(visible(row["explain_value"]), soft_wrap=True)
-            return
-        out.print(render.table(list(rows_of(result.slice(0, limit))), out.width))
-        if len(result) > limit:
-            out.print(f"{limit:,} of {len(result):,} rows; for more, raise --limit", style="dim")
-        elif not len(result):
-            out.print("no rows", style="dim")

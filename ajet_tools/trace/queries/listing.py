@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
@@ -81,6 +82,10 @@ class Listing:
             return []
         named, values = among("episode_id", ids)
         by_id = {row["episode_id"]: row for row in rows(reader, _PAGE.format(named), *values)}
+        tokens = _sampled_tokens(reader, [row for row in by_id.values() if row["calls"]])
+        for row in by_id.values():
+            del row["first_call"], row["last_call"]
+            row["tokens"] = tokens.get(row["episode_id"])
         return [by_id[id] for id in ids if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
@@ -207,18 +212,43 @@ def _start_of_new(reader: TraceReader, before: Listing) -> datetime | None:
     return since
 
 
-_PAGE = f"""
+def _sampled_tokens(
+    reader: TraceReader, page_rows: Sequence[Mapping[str, Any]]
+) -> dict[str, int | None]:
+    """Count the sampled tokens of episodes, by ids or else by usage.
+
+    Ids are read only within the time of the page's calls, which is short in the order of time.
+    Replies are read for their usage only if an episode has no ids, as they are long.
+    """
+    if not page_rows:
+        return {}
+    sql = "SELECT episode_id, {}::BIGINT AS tokens FROM calls WHERE {} GROUP BY episode_id"
+    named, values = among("episode_id", [row["episode_id"] for row in page_rows])
+    since = min(row["first_call"] for row in page_rows)
+    until = max(row["last_call"] for row in page_rows)
+    during = f"started_at BETWEEN ${len(values) + 1} AND ${len(values) + 2} AND {named}"
+    by_ids = rows(reader, sql.format("sum(len(output_ids))", during), *values, since, until)
+    tokens = {row["episode_id"]: row["tokens"] for row in by_ids}
+    without_ids = [episode_id for episode_id, count in tokens.items() if count is None]
+    if without_ids:
+        named, values = among("episode_id", without_ids)
+        by_usage = rows(reader, sql.format(USAGE_TOKENS, named), *values)
+        tokens |= {row["episode_id"]: row["tokens"] for row in by_usage}
+    return tokens
+
+
+_PAGE = """
     WITH called AS (
       SELECT episode_id, count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
         count(DISTINCT agent) FILTER (phase = 'rollout') AS agents,
-        coalesce(sum(len(output_ids)), {USAGE_TOKENS})::BIGINT AS tokens
-      FROM calls WHERE {{0}} GROUP BY episode_id),
+        min(started_at) AS first_call, max(started_at) AS last_call
+      FROM calls WHERE {0} GROUP BY episode_id),
     earned AS (
-      SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE {{0}} GROUP BY episode_id)
+      SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE {0} GROUP BY episode_id)
     SELECT episode_id, run_id, task_id, left(task->>'$.main_query', 300) AS task, attempt, group_id,
       step, split, decoding, status, cause, left(error, 300) AS error, reward,
       coalesce(calls, 0) AS calls, coalesce(turns, 0) AS turns, coalesce(agents, 0) AS agents,
-      tokens, round(epoch(ended_at - started_at), 2) AS seconds, started_at, ended_at,
-      coalesce(superseded, false) AS superseded
+      NULL AS tokens, round(epoch(ended_at - started_at), 2) AS seconds, started_at, ended_at,
+      coalesce(superseded, false) AS superseded, first_call, last_call
     FROM episodes LEFT JOIN called USING (episode_id) LEFT JOIN earned USING (episode_id)
-    WHERE {{0}}"""
+    WHERE {0}"""

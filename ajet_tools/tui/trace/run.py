@@ -9,11 +9,10 @@ from typing import ClassVar
 import yaml
 from rich.console import Group, RenderableType
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Grid, VerticalScroll
-from textual.widgets import ContentSwitcher, DataTable, Static
+from textual.containers import ItemGrid, VerticalScroll
+from textual.widgets import Static, TabbedContent, TabPane
 
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import now
@@ -36,33 +35,27 @@ from ajet_tools.trace.queries.runs import (
     steps_of,
 )
 from ajet_tools.tui.trace.runs import STATUS_STYLES, VERDICT_STYLES, verdict_text
-from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
+from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
 
 _VIEWS = ("curves", "ledger", "metrics", "config")
 _REASONS = 3
 """Lines of reasons for a verdict; `w` shows all."""
-_CHART = (38, 8)
-"""Minimum columns and rows of a chart among several."""
 
 
 class RunScreen(TraceScreen):
     """Shows one of four views of a run, with live updates."""
 
-    AUTO_FOCUS = ""
+    AUTO_FOCUS = "#curves VerticalScroll"
     DEFAULT_CSS = """
     RunScreen #head { height: auto; padding: 0 1; }
-    RunScreen #views { height: 1; padding: 0 1; background: $panel; }
-    RunScreen ContentSwitcher { height: 1fr; }
-    RunScreen #curves { height: 1fr; grid-size: 2 2; grid-gutter: 0 1; padding: 0 1; }
-    RunScreen VerticalScroll { padding: 0 1; }
-    RunScreen DataTable { height: 1fr; }
+    RunScreen TabbedContent, RunScreen ContentSwitcher, RunScreen TabPane { height: 1fr; }
+    RunScreen TabPane { padding: 0 1; }
+    RunScreen ItemGrid { height: auto; grid-rows: 9; grid-gutter: 0 1; }
+    RunScreen Chart { height: 9; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "next_view", "View"),
-        Binding("right", "page(1)", "Next curves", show=False),
-        Binding("left", "page(-1)", "Previous curves", show=False),
-        Binding("z", "zoom", "Zoom"),
         Binding("w", "explain", "Why"),
         Binding("e", "episodes", "Episodes"),
         Binding("F", "failed", "Failed"),
@@ -80,60 +73,41 @@ class RunScreen(TraceScreen):
         self.verdict: Verdict | None = None
         self.reasons: list[str] = []
         self.panels: list[Panel] = []
-        """Varying panels, followed by constant ones."""
-        self.varying = 0
-        """Number of varying panels."""
-        self.first = 0
-        """Index of the first visible panel."""
-        self.zoomed = False
-        """Whether only one chart is shown."""
         self.title, self.sub_title = "runs › …", one_line(run_id, 12)
 
     def compose_body(self) -> ComposeResult:
         yield Static(id="head")
-        yield Static(id="views")
-        with ContentSwitcher(initial="curves"):
-            yield Grid(id="curves")
-            with VerticalScroll(id="ledger"):
-                yield Static()
-            yield FittedTable(id="metrics", cursor_type="row", zebra_stripes=True)
-            with VerticalScroll(id="config"):
-                yield Static()
+        with TabbedContent():
+            with TabPane("curves", id="curves"), VerticalScroll():
+                yield ItemGrid(min_column_width=38)
+            for name in _VIEWS[1:]:
+                with TabPane(name, id=name), VerticalScroll():
+                    yield Static()
 
     def on_mount(self) -> None:
-        metrics = self.query_one("#metrics", DataTable)
-        for name in ("metric", "curve", "last", "lowest", "highest", "step"):
-            metrics.add_column(name, key=name)
-        self._update_view_line()
         self.set_interval(1.0, self._show_head)
+
+    @property
+    def view(self) -> str:
+        return self.query_one(TabbedContent).active
 
     async def read(self) -> None:
         matches = await self.app.ask(queries.overview, self.run_id)
-        first, self.run = self.run is None, matches[0] if matches else None
+        is_first = self.run is None
+        self.run = matches[0] if matches else None
         if self.run is not None:
             self.title = f"runs › {one_line(self.run['name'], 40) or 'run'}"
             self.verdict = (await self.app.ask(verdicts, matches))[self.run_id]
             self.reasons = await self.app.ask(reasons, self.run, self.verdict)
-        shown = await self.app.ask(panels, self.run_id)
-        self.panels = sorted(shown, key=is_constant)
-        self.varying = sum(not is_constant(panel) for panel in shown) or len(shown)
+        self.panels = await self.app.ask(panels, self.run_id)
         self._show_head()
         await self._show_curves()
-        self._show_metrics()
-        if self.query_one(ContentSwitcher).current == "ledger":
-            await self._show_ledger()
-        scored = (
-            not self.panels
-            and self.run is not None
-            and self.run["status"] == "finished"
-            and self.run["episodes"]
-        )
-        if first and scored and self.is_current:
-            await self.action_view("config")
-            self.app.open_episodes(self.run_id)
-
-    async def on_resize(self, event: events.Resize) -> None:
-        await self._show_curves()
+        await self._show_view()
+        if is_first and self.run is not None and self.is_current:
+            is_scored = self.run["status"] == "finished" and self.run["episodes"]
+            if is_scored and not self.panels:  # there is nothing else to see of it
+                self.action_view("config")
+                self.app.open_episodes(self.run_id)
 
     def _show_head(self) -> None:
         if self.run is not None:
@@ -142,138 +116,53 @@ class RunScreen(TraceScreen):
                 head = _verdict_head(self.run, self.verdict, self.reasons, self.app.size.width - 4)
             self.query_one("#head", Static).update(head)
 
-    def _update_view_line(self) -> None:
-        now_shown = self.query_one(ContentSwitcher).current
-        line = Text()
-        for name in _VIEWS:
-            line.append(f" {name} ", style="bold reverse" if name == now_shown else "")
-            line.append(" ")
-        if now_shown == "curves" and self.panels:
-            last = min(self.first + self._page_size(), self._end)
-            constant = len(self.panels) - self.varying
-            line.append(f"{self.first + 1} to {last} of {self._end}  ← →", style="dim")
-            line.append(f"  ({constant} constant: metrics)" if constant else "", style="dim")
-        self.query_one("#views", Static).update(line)
-
-    def _grid(self) -> tuple[int, int]:
-        """Return the numbers of columns and rows of charts that fit."""
-        if self.zoomed:
-            return 1, 1
-        size = self.query_one(ContentSwitcher).size
-        return max(1, size.width // _CHART[0]), max(1, size.height // _CHART[1])
-
-    @property
-    def _end(self) -> int:
-        """End of the panels to page through; constant ones are only shown if selected in the
-        metrics."""
-        return self.varying if self.first < self.varying else len(self.panels)
-
-    def _page_size(self) -> int:
-        columns, rows = self._grid()
-        return columns * rows
-
     async def _show_curves(self) -> None:
-        grid = self.query_one("#curves", Grid)
-        columns, rows = self._grid()
-        grid.styles.grid_size_columns, grid.styles.grid_size_rows = columns, rows
+        """Show the curves that vary; the last values of the others are in the metrics."""
+        varying = [panel for panel in self.panels if not is_constant(panel)] or self.panels
+        grid = self.query_one(ItemGrid)
         charts = list(grid.query(Chart))
-        if len(charts) < columns * rows:
-            charts += (more := [Chart() for _ in range(columns * rows - len(charts))])
+        more = [Chart() for _ in range(len(varying) - len(charts))]
+        if more:
             await grid.mount(*more)
-        shown = self.panels[self.first : min(self.first + columns * rows, self._end)]
-        for i, chart in enumerate(charts):
-            chart.display = i < columns * rows
-            chart.show(shown[i] if i < len(shown) else None)
-        self._update_view_line()
+        for chart, panel in zip([*charts, *more], varying, strict=False):
+            chart.show(panel)
 
-    def _show_metrics(self) -> None:
-        """Update the cells in place, keeping the cursor."""
-        metrics = self.query_one("#metrics", DataTable)
-        for panel in self.panels:
-            for curve in panel.curves:
-                values = [value for _, value in curve.points]
-                name = f"{panel.title} {curve.label}".strip()
-                cells = (
-                    *map(number, (values[-1], min(values), max(values))),
-                    str(curve.points[-1][0]),
-                )
-                row = [
-                    Text(sparkline(values, 12)),
-                    *(Text(cell, justify="right") for cell in cells),
-                ]
-                if name in metrics.rows:
-                    for column, cell in zip(
-                        ("curve", "last", "lowest", "highest", "step"), row, strict=True
-                    ):
-                        metrics.update_cell(name, column, cell, update_width=True)
-                else:
-                    metrics.add_row(Text(one_line(name, 28)), *row, key=name)
+    async def _show_view(self) -> None:
+        """Fill the view that is shown, if it is text."""
+        name = self.view
+        width = max(40, self.app.size.width - 4)
+        if name == "curves":
+            return
+        content: RenderableType
+        if name == "ledger":
+            content = await self._ledger(width)
+        elif name == "metrics":
+            content = table(_metric_rows(self.panels), width, right=["last", "lowest", "highest"])
+        else:
+            content = await self._config()
+        self.query_one(f"#{name} Static", Static).update(content)
 
-    async def action_next_view(self) -> None:
-        current = _VIEWS.index(str(self.query_one(ContentSwitcher).current))
-        await self.action_view(_VIEWS[(current + 1) % len(_VIEWS)])
-
-    async def action_view(self, name: str) -> None:
-        switcher = self.query_one(ContentSwitcher)
-        switcher.current = name
-        if name in ("config", "ledger"):
-            self.run_worker(
-                self._show_config() if name == "config" else self._show_ledger(), group=name
-            )
-        self.set_focus(None if name == "curves" else self.query_one(f"#{name}"))
-        self._update_view_line()
-
-    async def _show_ledger(self) -> None:
+    async def _ledger(self, width: int) -> RenderableType:
         totals = await self.app.ask(queries.ledger_totals, self.run_id)
         failed = await self.app.ask(queries.failures, self.run_id)
         clients = await self.app.ask(by_client, self.run_id)
-        width = max(40, self.app.size.width - 4)
-        self.query_one("#ledger Static", Static).update(_ledger(totals, failed, clients, width))
+        return _ledger(totals, failed, clients, width)
 
-    async def _show_config(self) -> None:
+    async def _config(self) -> RenderableType:
         config = await self.app.ask(recorded_config, self.run_id)
-        text = (
-            yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-            if config
-            else "No config is recorded."
-        )
-        self.query_one("#config Static", Static).update(Text(visible(text)))
+        if not config:
+            return Text("No config is recorded.")
+        return Text(visible(yaml.safe_dump(config, sort_keys=False, allow_unicode=True)))
 
-    async def action_page(self, by: int) -> None:
-        size = self._page_size()
-        last = (max(0, self.varying - 1) // size) * size
-        self.first = min(max(0, self.first // size * size + by * size), last)
-        await self._show_curves()
+    def action_next_view(self) -> None:
+        self.action_view(_VIEWS[(_VIEWS.index(self.view) + 1) % len(_VIEWS)])
 
-    async def action_zoom(self) -> None:
-        """Toggle between one chart and as many as fit."""
-        self.zoomed = not self.zoomed
-        self.first = self.first // self._page_size() * self._page_size()
-        await self._show_curves()
+    def action_view(self, name: str) -> None:
+        self.query_one(TabbedContent).active = name
 
-    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Zoom in on the chart of a metric."""
-        index_of = {
-            f"{p.title} {c.label}".strip(): i for i, p in enumerate(self.panels) for c in p.curves
-        }
-        self.zoomed, self.first = True, index_of[str(event.row_key.value)]
-        await self.action_view("curves")
-        await self._show_curves()
-
-    async def on_click(self, event: events.Click) -> None:
-        """Switch to the clicked view, or zoom the clicked chart."""
-        if event.widget is self.query_one("#views"):
-            end = 0
-            for name in _VIEWS:
-                end += len(name) + 3
-                if event.x < end + 1:
-                    await self.action_view(name)
-                    return
-        elif isinstance(event.widget, Chart) and event.widget.panel is not None:
-            if not self.zoomed:
-                self.first = self.panels.index(event.widget.panel)
-            self.zoomed = not self.zoomed
-            await self._show_curves()
+    async def on_tabbed_content_tab_activated(self) -> None:
+        self.query_one(f"#{self.view} VerticalScroll").focus()
+        await self._show_view()
 
     def action_tasks(self) -> None:
         self.app.open_many_runs([self.run_id])
@@ -292,6 +181,24 @@ class RunScreen(TraceScreen):
 
     def action_copy(self) -> None:
         self.app.copy(self.run_id, "the run's id")
+
+
+def _metric_rows(shown: Sequence[Panel]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for panel in sorted(shown, key=is_constant):
+        for curve in panel.curves:
+            values = [value for _, value in curve.points]
+            rows.append(
+                {
+                    "metric": one_line(f"{panel.title} {curve.label}".strip(), 40),
+                    "curve": sparkline(values, 12),
+                    "last": number(values[-1]),
+                    "lowest": number(min(values)),
+                    "highest": number(max(values)),
+                    "step": curve.points[-1][0],
+                }
+            )
+    return rows
 
 
 def _verdict_head(run: RunOverview, verdict: Verdict, why: Sequence[str], width: int) -> Text:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
 
 from rich.table import Table
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.coordinate import Coordinate
 from textual.widgets import Static
 
 from ajet_sdk.types import now
@@ -21,35 +21,53 @@ from ajet_tools.trace.compare.reasons import reasons
 from ajet_tools.trace.compare.verdict import Verdict, verdicts
 from ajet_tools.trace.queries.experiments import Group, Settings, differing, seed_groups
 from ajet_tools.trace.queries.runs import REWARDS, RunOverview, quiet_seconds, seconds_of, steps_of
-from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
+from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
+from ajet_tools.tui.widgets.listing import ListingTable
+from ajet_tools.tui.widgets.listing_rows import Column
 
 STATUS_STYLES = {"running": "bold cyan", "failed": "bold red", "interrupted": "yellow"}
 VERDICT_STYLES = {
     "learned": "green", "learned?": "yellow", "worse": "red", "collapsed": "bold red", "all failed": "bold red",
 }  # fmt: skip
 _MARKS = {"learned": "▲", "learned?": "▲", "worse": "▼", "collapsed": "▼"}
-_COLUMNS = ("name", "verdict", "validation", "change", "train", "step", "failed", "time", "run")
-_RIGHT = frozenset({"change", "failed", "time"})
+_TONES = {"green": "good", "yellow": "warn", "red": "bad", "bold red": "bad"}
 _CURVE = 8
 _QUIET = 60.0
-_WIDE = 100
-_NARROW = 6
-"""Number of columns on a narrow terminal."""
 _REASONS = 4
+
+
+class RunRow(TypedDict):
+    """A row of the list: a run, or a group of runs that differ by their seed."""
+
+    run: RunOverview
+    short: str
+    """The id, as short as it is unique."""
+    verdict: Verdict | None
+    group: Group | None
+
+
+@dataclass(frozen=True)
+class RunRows:
+    rows: Sequence[RunRow]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def ids(self, start: int = 0, stop: int | None = None) -> list[str]:
+        return [row["run"]["run_id"] for row in self.rows[start:stop]]
 
 
 class RunsScreen(TraceScreen):
     """Lists the runs, newest first, with details of the run under the cursor."""
 
     DEFAULT_CSS = """
-    RunsScreen DataTable { height: 1fr; }
     RunsScreen #run { height: auto; max-height: 11; border-top: solid $primary; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "explain", "Why"),
         Binding("c", "curves", "Compare"),
-        Binding("space", "mark", "Select to compare", show=False),
         Binding("g", "group", "Group runs that differ by their seed", show=False),
         Binding("e", "episodes", "Episodes"),
         Binding("y", "copy", "Copy id"),
@@ -58,13 +76,10 @@ class RunsScreen(TraceScreen):
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[RunOverview] = []
-        """Listed runs."""
-        self.all_runs: list[RunOverview] = []
         self.verdicts: dict[str, Verdict] = {}
         self.reasons: dict[str, list[str]] = {}
         """Reasons of verdicts, for runs that had the cursor since the last reading."""
         self.loaded = False
-        self.marked: set[str] = set()
         self.groups: dict[str, Group] = {}
         """Group of each run that has other seeds."""
         self._settings: dict[str, Settings] = {}
@@ -72,92 +87,62 @@ class RunsScreen(TraceScreen):
         """Whether groups have a single row."""
 
     def compose_body(self) -> ComposeResult:
-        yield FittedTable(cursor_type="row", zebra_stripes=True)
+        yield ListingTable(_COLUMNS, self._fetch_page)
         yield Static(id="run")
 
     def on_mount(self) -> None:
-        self._set_columns()
+        self.table.focus()
         self.set_interval(1.0, self._show_times)
 
-    def _set_columns(self) -> None:
-        """Show the columns that fit; the details have the others."""
-        table = self.query_one(FittedTable)
-        names = _COLUMNS if self.app.size.width >= _WIDE else _COLUMNS[:_NARROW]
-        if len(names) != len(table.columns):
-            at = table.cursor_row
-            table.clear(columns=True)
-            for name in names:
-                table.add_column(
-                    Text(name, justify="right" if name in _RIGHT else "left"), key=name
-                )
-            self._fill(self.all_runs)
-            table.move_cursor(row=at, animate=False)
+    @property
+    def table(self) -> ListingTable:
+        return self.query_one(ListingTable)
 
-    def on_resize(self) -> None:
-        self._set_columns()
+    async def _fetch_page(self, rows: RunRows, offset: int, limit: int) -> Sequence[RunRow]:
+        return rows.rows[offset : offset + limit]
 
     async def read(self) -> None:
         runs = await self.app.ask(queries.overview)
-        self.verdicts, self.reasons = await self.app.ask(verdicts, runs), {}
+        self.verdicts = await self.app.ask(verdicts, runs)
+        self.reasons = {}
         ids = [run["run_id"] for run in runs]
         if ids != [*self._settings]:
             self._settings = await self.app.ask(differing, ids)
-        self.groups = {
-            run_id: group for group in seed_groups(runs, self._settings) for run_id in group.runs
-        }
-        self.loaded, self.all_runs = True, runs
-        self._fill(runs)
+        self.runs = runs
+        self.groups = {}
+        for group in seed_groups(self.runs, self._settings):
+            self.groups |= dict.fromkeys(group.runs, group)
+        self.loaded = True
+        self._fill()
         self._explain()
 
-    def _fill(self, runs: list[RunOverview]) -> None:
-        """Update cells in place; with new runs, keep the cursor on its run."""
-        table, chosen = self.query_one(FittedTable), self.chosen
-        if self.grouped:
-            runs = [run for run in runs if self._members(run["run_id"])[0] == run["run_id"]]
-        self.runs = runs
-        short = short_ids([run["run_id"] for run in runs])
-        rows = [self._row(short[run["run_id"]], run)[: len(table.columns)] for run in runs]
-        with self.app.batch_update():
-            if [row.value for row in table.rows] == list(short):
-                for y, row in enumerate(rows):
-                    for x, cell in enumerate(row):
-                        table.update_cell_at(Coordinate(y, x), cell, update_width=True)
-            else:
-                scrolled, at = table.scroll_offset, table.cursor_row
-                table.clear()
-                for run, row in zip(runs, rows, strict=True):
-                    table.add_row(*row, key=run["run_id"])
-                if chosen is not None and chosen["run_id"] in short:
-                    line, y = table.get_row_index(chosen["run_id"]), scrolled.y
-                    if line - y >= table.scrollable_content_region.height - table.header_height:
-                        y += line - at  # keeps it on the screen
-                    table.move_cursor(row=line, animate=False, scroll=False)
-                    table.scroll_to(scrolled.x, y, animate=False, force=True)
+    def _fill(self) -> None:
+        short = short_ids([run["run_id"] for run in self.runs])
+        rows: list[RunRow] = []
+        for run in self.runs:
+            run_id = run["run_id"]
+            group = self.groups.get(run_id) if self.grouped else None
+            if group is not None and group.runs[0] != run_id:
+                continue
+            verdict = self.verdicts.get(run_id)
+            rows.append(RunRow(run=run, short=short[run_id], verdict=verdict, group=group))
+        self.table.show(RunRows(rows))
         self._describe()
 
     def _members(self, run_id: str) -> Sequence[str]:
         """Return the runs of its group, newest first, or only itself."""
         return self.groups[run_id].runs if run_id in self.groups else (run_id,)
 
-    def _row(self, short: str, run: RunOverview) -> list[Text]:
-        cells = _cells(short, run, self.verdicts.get(run["run_id"]))
-        group = self.groups.get(run["run_id"]) if self.grouped else None
-        if group is not None:
-            cells[:5] = map(
-                Text,
-                (one_line(group.name, 24), f"{len(group.runs)} seeds", _interval(group), "", ""),
-            )
-        if self.marked.intersection((run["run_id"],) if group is None else group.runs):
-            cells[0] = Text.assemble(("● ", "bold"), cells[0])
-        return cells
-
     @property
     def chosen(self) -> RunOverview | None:
         """Run under the cursor."""
-        row = self.query_one(FittedTable).cursor_row
-        return self.runs[row] if 0 <= row < len(self.runs) else None
+        run_id = self.table.cursor_id
+        for run in self.runs:
+            if run["run_id"] == run_id:
+                return run
+        return None
 
-    def on_data_table_row_highlighted(self) -> None:
+    def on_listing_table_moved(self) -> None:
         self._describe()
         self._explain()
 
@@ -172,54 +157,43 @@ class RunsScreen(TraceScreen):
 
     def _show_times(self) -> None:
         """Update the durations of running runs."""
-        table = self.query_one(FittedTable)
-        for run in self.runs:
-            if run["status"] == "running" and run["run_id"] in table.rows:
-                time = _align_right(lasting(seconds_of(run, now())))
-                if len(table.columns) == len(_COLUMNS):
-                    table.update_cell(run["run_id"], "time", time, update_width=True)
-        if self.chosen and self.chosen["status"] == "running":
+        if any(run["status"] == "running" for run in self.runs):
+            self.table.redraw()
             self._describe()
 
     def _describe(self) -> None:
+        details = self.query_one("#run", Static)
         run = self.chosen
-        none = "No run yet; this list follows the trace." if self.loaded else "reading …"
-        why = self.reasons.get(run["run_id"], []) if run is not None else []
-        group = self.groups.get(run["run_id"]) if run is not None else None
-        self.query_one("#run", Static).update(
-            none if run is None else _describe_run(run, why, group)
-        )
+        if run is None:
+            details.update("No run yet; this list follows the trace." if self.loaded else "…")
+            return
+        why = self.reasons.get(run["run_id"], [])
+        details.update(_describe_run(run, why, self.groups.get(run["run_id"])))
 
-    def on_data_table_row_selected(self) -> None:
-        self.action_open()
-
-    def action_open(self) -> None:
-        if self.chosen:
-            self.app.open_run(self.chosen["run_id"])
+    def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
+        self.app.open_run(event.id)
 
     def action_explain(self) -> None:
         if self.chosen:
             self.app.open_explanation(self.chosen["run_id"])
 
-    def action_mark(self) -> None:
-        if self.chosen:
-            run_id = self.chosen["run_id"]
-            self.marked ^= {*self._members(run_id)} if self.grouped else {run_id}
-            self._fill(self.all_runs)
-            self.query_one(FittedTable).action_cursor_down()
-
     def action_group(self) -> None:
         self.grouped = not self.grouped and bool(self.groups)
         if not self.groups:
             self.notify("no runs differ by their seed only", timeout=2)
-        self._fill(self.all_runs)
+        self._fill()
 
     def action_curves(self) -> None:
-        """Compare the marked runs, or the run under the cursor with its other seeds."""
-        here = self._members(self.chosen["run_id"]) if self.chosen else ()
-        chosen = [run["run_id"] for run in self.all_runs if run["run_id"] in (self.marked or here)]
-        if chosen:
-            self.app.open_many_runs(chosen)
+        """Compare the selected runs, or the run under the cursor with its other seeds."""
+        named = set(self.table.selected)
+        if self.grouped:
+            for run_id in self.table.selected:
+                named.update(self._members(run_id))
+        if not named and self.chosen:
+            named.update(self._members(self.chosen["run_id"]))
+        run_ids = [run["run_id"] for run in self.runs if run["run_id"] in named]
+        if run_ids:
+            self.app.open_many_runs(run_ids)
 
     def action_episodes(self) -> None:
         self.app.open_episodes(self.chosen["run_id"] if self.chosen else None)
@@ -229,27 +203,62 @@ class RunsScreen(TraceScreen):
             self.app.copy(self.chosen["run_id"], "the run's id")
 
 
-def _align_right(text: str, style: str = "") -> Text:
-    return Text(text, style=style, justify="right", no_wrap=True)
+def _name(row: RunRow) -> str:
+    name = row["run"]["name"] if row["group"] is None else row["group"].name
+    return one_line(name, 24) or row["short"]
 
 
-def _cells(short: str, run: RunOverview, verdict: Verdict | None) -> list[Text]:
-    train = Text(sparkline(run["rewards"], _CURVE))
-    if run["last_train"] is not None:
-        train.append(f" {number(run['last_train'])}")
-    gain = verdict.gain if verdict is not None else None
-    style = VERDICT_STYLES.get(verdict.word, "") if verdict is not None else ""
-    return [
-        Text(one_line(run["name"], 24) or short),
-        verdict_text(run, verdict),
-        Text(_first_to_last(run, verdict)),
-        _align_right("" if gain is None else f"{gain:+.3f}", style),
-        train,
-        Text(steps_of(run)),
-        _align_right(compact(run["unsound"]) if run["unsound"] else "", "red"),
-        _align_right(lasting(seconds_of(run, now()))),
-        Text(short),
-    ]
+def _verdict(row: RunRow) -> str:
+    if row["group"] is not None:
+        return f"{len(row['group'].runs)} seeds"
+    return verdict_text(row["run"], row["verdict"]).plain
+
+
+def _verdict_tone(row: RunRow) -> str:
+    if row["verdict"] is None:
+        return _TONES.get(STATUS_STYLES.get(row["run"]["status"], ""), "")
+    return _TONES.get(VERDICT_STYLES.get(row["verdict"].word, ""), "")
+
+
+def _validation(row: RunRow) -> str:
+    if row["group"] is not None:
+        return _interval(row["group"])
+    return _first_to_last(row["run"], row["verdict"])
+
+
+def _change(row: RunRow) -> str:
+    if row["group"] is not None or row["verdict"] is None or row["verdict"].gain is None:
+        return ""
+    return f"{row['verdict'].gain:+.3f}"
+
+
+def _train(row: RunRow) -> str:
+    if row["group"] is not None:
+        return ""
+    last = row["run"]["last_train"]
+    curve = sparkline(row["run"]["rewards"], _CURVE)
+    return curve if last is None else f"{curve} {number(last)}"
+
+
+def _failed(row: RunRow) -> str:
+    return compact(row["run"]["unsound"]) if row["run"]["unsound"] else ""
+
+
+def _lasted(row: RunRow) -> str:
+    return lasting(seconds_of(row["run"], now()))
+
+
+_COLUMNS: tuple[Column[Any], ...] = (
+    Column("name", "name", 14, _name, most=24),
+    Column("verdict", "verdict", 14, _verdict, tone=_verdict_tone),
+    Column("validation", "validation", 22, _validation),
+    Column("change", "change", 6, _change, right=True, tone=_verdict_tone),
+    Column("train", "train", 14, _train),
+    Column("step", "step", 6, lambda row: steps_of(row["run"])),
+    Column("failed", "failed", 6, _failed, right=True, tone=lambda row: "bad"),
+    Column("time", "time", 7, _lasted, right=True),
+    Column("run", "run", 8, lambda row: row["short"], most=12),
+)
 
 
 def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:

@@ -17,8 +17,7 @@ from textual import work
 from textual.app import ComposeResult, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
-from textual.widgets.data_table import RowKey
+from textual.widgets import Footer, Static
 from textual.worker import Worker
 
 from ajet_sdk.errors import AjetError
@@ -251,15 +250,3 @@ class TraceScreen(Screen[None]):
 
     def on_trace_changed(self) -> None:
         self.load()
-
-
-class FittedTable(DataTable[object]):
-    """A DataTable that redraws its rows after its columns have been measured.
-
-    Textual measures new cells when idle, and caches rows drawn before with the old widths
-    (https://github.com/Textualize/textual/issues/3533).
-    """
-
-    def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
-        super()._update_dimensions(new_rows)
-        self.notify_style_update()

@@ -23,10 +23,9 @@ class Chart(PlotextPlot):
 
     DEFAULT_CSS = "Chart { padding: 0 1 0 0; }"
 
-    def __init__(self, panel: Panel | None = None, *, head: int = 1) -> None:
-        """Create a chart with up to `head` lines for title and names."""
+    def __init__(self) -> None:
         super().__init__()
-        self.panel, self._lines = panel, head
+        self.panel: Panel | None = None
 
     def show(self, panel: Panel | None) -> None:
         """Draw another panel, or new points."""
@@ -41,24 +40,20 @@ class Chart(PlotextPlot):
         colors = [
             Color.parse(self.app.theme_variables.get(name, "#808080")).rgb for name in _COLORS
         ]
-        head = self._head(colors, width)
-        return Text("\n").join(
-            [*head, self._draw(self.panel, colors, width, max(3, height - len(head)))]
-        )
+        head = self._head(self.panel, colors, width)
+        return Text("\n").join([head, self._draw(self.panel, colors, width, height - 1)])
 
-    def _head(self, colors: list[tuple[int, int, int]], width: int) -> list[Text]:
-        assert self.panel is not None
-        head = Text(one_line(self.panel.title, width), style="bold", no_wrap=True)
-        for i, curve in enumerate(self.panel.curves):
-            sign = (
-                f"{_MARKERS[i % len(_MARKERS)]}{curve.label} " if len(self.panel.curves) > 1 else ""
-            )
+    def _head(self, panel: Panel, colors: list[tuple[int, int, int]], width: int) -> Text:
+        """Format the title and the last value of each curve."""
+        head = Text(one_line(panel.title, width), style="bold", no_wrap=True)
+        for i, curve in enumerate(panel.curves):
+            sign = ""
+            if len(panel.curves) > 1:
+                sign = f"{_MARKERS[i % len(_MARKERS)]}{curve.label} "
             color = "not bold rgb({},{},{})".format(*colors[i % len(colors)])
             head.append(f" {sign}{_format_number(curve.last)}", style=color)
-        if self._lines > 1:
-            return list(head.wrap(self.app.console, width, no_wrap=False))[: self._lines]
         head.truncate(width)
-        return [head]
+        return head
 
     def _draw(
         self, panel: Panel, colors: list[tuple[int, int, int]], width: int, height: int

@@ -161,7 +161,7 @@ class ListingTable(RowView, can_focus=True):
         self._measure()
         down = max(0, self.cursor - self.page_rows + 1) if visible else 0
         self.scroll_to(y=down if top else first + self._place(anchor_id, anchor) - anchor)
-        self._redraw()
+        self.redraw()
         self.post_message(self.Moved(self.cursor_id))
 
     def _place(self, id: str | None, otherwise: int) -> int:
@@ -186,12 +186,12 @@ class ListingTable(RowView, can_focus=True):
         if tuple(columns) != self.columns:
             self.columns = tuple(columns)
             self._measure()
-            self._redraw()
+            self.redraw()
 
     def show_sort(self, column: str, descending: bool) -> None:
         """Show the sort column."""
         self.sorted_by = (column, descending)
-        self._redraw()
+        self.redraw()
 
     # Keys and mouse
 
@@ -260,7 +260,7 @@ class ListingTable(RowView, can_focus=True):
         self._measure()
         if seen:
             self.reveal(self.cursor)
-        self._redraw()
+        self.redraw()
 
     def on_focus(self) -> None:
         self.refresh()
@@ -279,7 +279,8 @@ class ListingTable(RowView, can_focus=True):
             _GUTTER + sum(self._widths) + len(self._widths) - 1, self.count + 1
         )
 
-    def _redraw(self) -> None:
+    def redraw(self) -> None:
+        """Draw the rows again, as after a change of what their cells show."""
         self._strips.clear()
         self.refresh()
 

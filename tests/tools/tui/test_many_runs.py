@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App
-from textual.widgets import DataTable
 from typer.testing import CliRunner
 
 from ajet_sdk.trace.writer import TraceWriter
@@ -25,7 +24,7 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.widgets.long_text import LongText
-from tests.tools.tui.palette import choose
+from tests.tools.tui.palette import cells, choose
 from tests.waiting import settled
 
 pytestmark = pytest.mark.anyio
@@ -72,20 +71,15 @@ def sweep(tmp_path: Path) -> Path:
     return file
 
 
-def cells(pilot: Any) -> list[list[str]]:
-    table = pilot.app.screen.query_one(DataTable)
-    return [[str(cell).strip() for cell in table.get_row_at(row)] for row in range(table.row_count)]
-
-
 @pytest.mark.slow
 async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any) -> None:
     async with viewing(sweep, size=(120, 30)) as pilot:
-        await until(pilot, lambda: len(cells(pilot)) == 4)
-        await pilot.press("space", "down", "space")
-        assert [row[0] for row in cells(pilot)] == [
-            "● lr=3e-4,seed=1",
+        await until(pilot, lambda: len(cells(pilot.app.screen)) == 4)
+        await pilot.press("space", "down", "down", "space")
+        assert [row[0] for row in cells(pilot.app.screen)] == [
+            "lr=3e-4,seed=1",
             "lr=3e-4,seed=0",
-            "● lr=1e-4,seed=1",
+            "lr=1e-4,seed=1",
             "lr=1e-4,seed=0",
         ]
         await pilot.press("c")
@@ -105,9 +99,9 @@ async def test_runs_that_differ_by_their_seed_are_one_row(
     sweep: Path, viewing: Any, until: Any
 ) -> None:
     async with viewing(sweep, size=(120, 30)) as pilot:
-        await until(pilot, lambda: len(cells(pilot)) == 4)
+        await until(pilot, lambda: len(cells(pilot.app.screen)) == 4)
         await pilot.press("g")
-        assert [row[:3] for row in cells(pilot)] == [
+        assert [row[:3] for row in cells(pilot.app.screen)] == [
             ["lr=3e-4", "2 seeds", "0.875 (0.750 to 1.000)"],
             ["lr=1e-4", "2 seeds", "0.188 (0.125 to 0.250)"],
         ]
@@ -120,7 +114,7 @@ async def test_runs_that_differ_by_their_seed_are_one_row(
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
         await pilot.press("g")
-        assert len(cells(pilot)) == 4
+        assert len(cells(pilot.app.screen)) == 4
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
@@ -24,6 +24,7 @@ from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.widgets.long_text import LongText
+from tests.tools.tui.palette import cells
 
 pytestmark = pytest.mark.anyio
 ATTEMPTS = 16
@@ -118,11 +119,9 @@ async def test_a_single_validation_stands_under_validation(
         put(writer, "taught", [rewarded(0.75)], metrics=[{"train/reward": 1.0}])
         put(writer, "rewarded", [], metrics=[{"train/reward": 0.5}])
     async with viewing(file) as pilot:
-        table = pilot.app.screen.query_one(DataTable)
-        await until(
-            pilot, lambda: table.row_count == 2 and "trained" in str(table.get_row_at(0)[1])
-        )
-        assert [str(table.get_row_at(row)[2]) for row in range(2)] == ["0.750", "0.500 train"]
+        screen = pilot.app.screen
+        await until(pilot, lambda: len(cells(screen)) == 2 and "trained" in cells(screen)[0][1])
+        assert [row[2] for row in cells(screen)] == ["0.750", "0.500 train"]
 
 
 async def test_a_scored_run_opens_on_its_episodes_and_none_of_them_failed(
@@ -176,14 +175,10 @@ async def test_the_viewer_shows_the_words_that_the_command_lists(
         "over": "no change",
     }
     async with viewing(file) as pilot:
-        table = pilot.app.screen.query_one(DataTable)
-        await until(
-            pilot, lambda: table.row_count == 4 and "no change" in str(table.get_row_at(0)[1])
-        )
-        for row in map(table.get_row_at, range(4)):
-            assert words[str(row[0])] in str(row[1]) and "·" not in str(row[1]).replace(
-                "· no change", ""
-            )
+        screen = pilot.app.screen
+        await until(pilot, lambda: len(cells(screen)) == 4 and "no change" in cells(screen)[0][1])
+        for name, verdict, *_ in cells(screen):
+            assert words[name] in verdict and "·" not in verdict.replace("· no change", "")
 
 
 async def test_episodes_of_an_explanation_are_opened_from_it(
@@ -224,13 +219,10 @@ async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_jud
     five_runs: Path, viewing: Any, until: Any
 ) -> None:
     async with viewing(five_runs) as pilot:
-        table = pilot.app.screen.query_one(DataTable)
+        screen = pilot.app.screen
 
         def row(name: str) -> str:
-            rows = [
-                " ".join(str(cell) for cell in table.get_row_at(i)) for i in range(table.row_count)
-            ]
-            return next((text for text in rows if text.startswith(f"{name} ")), "")
+            return " ".join(next((row for row in cells(screen) if row[0] == name), []))
 
         await until(pilot, lambda: "learned" in row("good"))
         assert "0.375 → 0.938" in row("good") and "+0.562" in row("good")
@@ -245,13 +237,13 @@ async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_jud
         def below() -> str:
             return "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
 
-        names = [str(table.get_row_at(i)[0]) for i in range(table.row_count)]
+        names = [row[0] for row in cells(screen)]
         for name, cause in (
             ("hot", "steps 2 to 3: all attempts at a task had the same"),
             ("gamer", "contain one phrase"),
         ):
-            while table.cursor_row != names.index(name):
-                await pilot.press("down" if table.cursor_row < names.index(name) else "up")
+            while screen.table.cursor != names.index(name):
+                await pilot.press("down" if screen.table.cursor < names.index(name) else "up")
             await until(pilot, lambda cause=cause: cause in " ".join(below().split()))
         await pilot.press("enter")
         await until(pilot, lambda: "contain one phrase" in " ".join(below().split()))

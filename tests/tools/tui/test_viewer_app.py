@@ -39,7 +39,7 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
         await settled(pilot, until)
         places = {
             "runs": (lambda: None, ("Compare", "Episodes", "Quit")),
-            "run": (lambda: pilot.app.open_run("aaaa0001"), ("Zoom", "Next curves", "Keys")),
+            "run": (lambda: pilot.app.open_run("aaaa0001"), ("View", "Failed", "Keys")),
             "episodes": (lambda: pilot.app.open_episodes("aaaa0001"), ("Keys",)),
             "episode": (lambda: pilot.app.open_episode("aae0001"), ("Keys",)),
             "tokens": (lambda: pilot.app.open_tokens("aae0001"), ("Keys",)),
