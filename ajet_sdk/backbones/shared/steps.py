@@ -400,7 +400,7 @@ class Rollout:
     async def stop(self) -> None:
         """Cancel the running episodes, which get status `aborted`, and wait for their end."""
         self._task.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.gather(self._task, return_exceptions=True)  # the run ends for another reason
 
     @property
     def seconds(self) -> float:

@@ -9,6 +9,7 @@ renamed, left out, or put into another table.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.task_rows import KEY
+
+log = logging.getLogger("ajet.dataset")
 
 JSON = pa.json_(pa.string())
 LINE = "row of ajet"
@@ -174,6 +177,19 @@ def lost_in_text(schema: pa.Schema) -> dict[str, str]:
         elif is_beyond_json(column.type):
             lost[column.name] = str(column.type)
     return lost
+
+
+def warn_of_losses(schema: pa.Schema, name: str, done: str) -> None:
+    """Logs which columns of a table text can't represent fully; `done` is "read" or "written"."""
+    lost = lost_in_text(schema)
+    if lost:
+        log.warning(
+            "%s has columns of types that JSON does not have: %s. They are %s as text, bytes as"
+            " base64, labels by their numbers; write .parquet, of table files alone, to keep them",
+            name,
+            ", ".join(f"{column} ({what})" for column, what in lost.items()),
+            done,
+        )
 
 
 def is_beyond_json(kind: pa.DataType) -> bool:

@@ -24,7 +24,7 @@ from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse
 from ajet_sdk.tasks.json_rows import Row as JsonRow
 from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, Row, block_of_lines, blocks_of
-from ajet_tools.dataset.files.columns import LINES, common, described
+from ajet_tools.dataset.files.columns import LINES, common, described, warn_of_losses
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.json_columns import are_objects
 from ajet_tools.dataset.files.sources import (
@@ -80,6 +80,8 @@ class Rows:
         self.files = columns_of(path)
         self._was_read = False
         self._clean: set[Path | str] = set()
+        self._warned: set[str] = set()
+        """Tables whose types were lost, with a warning."""
         self._again = again
         self._kept: list[Block] | None = None
 
@@ -110,6 +112,10 @@ class Rows:
     def blocks(self) -> Iterator[Block]:
         """Yields blocks of rows, all in the columns of `schema`."""
         for block in self._blocks():
+            is_table_as_text = self.schema == LINES and not block.is_text
+            if is_table_as_text and block.name not in self._warned:
+                self._warned.add(block.name)
+                warn_of_losses(block.data.schema, block.name, "read")
             yield block.fitted(self.schema)
 
     def _blocks(self) -> Iterator[Block]:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.dataset.files.blocks import ROWS, Block, block_of_lines, text_of_json
-from ajet_tools.dataset.files.columns import LINE, LINES, lost_in_text
+from ajet_tools.dataset.files.columns import LINE, LINES, warn_of_losses
 from ajet_tools.dataset.files.delimited import cell_of
 from ajet_tools.dataset.files.json_columns import Shape, merged
 from ajet_tools.dataset.files.table_draft import TableDraft
@@ -176,16 +176,9 @@ class Writer:
         """Warns once per table about values that text can't represent."""
         if block.is_text:
             return
-        lost = lost_in_text(block.data.schema)
-        if lost and block.name not in self._logged:
+        if block.name not in self._logged:
             self._logged.add(block.name)
-            log.warning(
-                "%s has columns of types that JSON does not have: %s. They are written as text,"
-                " bytes as base64, labels by their numbers; write .parquet, of tables alone, to keep"
-                " them",
-                block.name,
-                ", ".join(f"{name} ({what})" for name, what in lost.items()),
-            )
+            warn_of_losses(block.data.schema, block.name, "written")
         odd = not_finite(block.data)
         if odd and f"NaN of {block.name}" not in self._logged:
             self._logged.add(f"NaN of {block.name}")

@@ -203,6 +203,17 @@ def test_columns_that_tables_do_not_share_are_as_of_lines_or_keep_a_type_that_js
     ]
 
 
+def test_a_directory_of_tables_and_text_says_which_types_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mixed").mkdir()
+    pq.write_table(pa.table({"question": ["a"], "blob": [b"\0"]}), "mixed/train-1.parquet")
+    Path("mixed/train-2.jsonl").write_text('{"question": "c"}\n')
+    for out in ("out.parquet", "out.jsonl"):
+        assert ajet("export", "mixed", "-o", out).count("blob (binary)") == 1
+
+
 def test_class_labels_of_other_names_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
