@@ -6,6 +6,7 @@ The server is `vllm_routes`, over HTTP; `tests/vllm` has the real one.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import load_model
@@ -168,6 +170,36 @@ def test_new_weights_are_sampled_from(serve: Callable[[str], Served]) -> None:
     asyncio.run(update())
     assert min(map(served.gap, calls)) > 100 * EXACT  # the weights have changed
     assert max(map(served.gap, served.episode([shown(1), text_part("go")], [shown(2)]))) < EXACT
+
+
+def test_weights_change_under_a_reply_that_names_the_version_of_each_token(
+    serve: Callable[[str], Served],
+) -> None:
+    served = serve("qwen3_vl")
+    first = copy.deepcopy(served.model)
+    prompt = list(range(5, 15))
+
+    async def run() -> Sampled:
+        how = Sampling(max_tokens=300, ignore_eos=True, seed=1)
+        call = asyncio.create_task(served.sampler.sample(prompt, how, "s"))
+        short = Sampling(max_tokens=2, ignore_eos=True)
+        await served.sampler.sample(prompt, short, "s")  # the other one is being sampled by then
+        async with served.sampler.exclusive():
+            with torch.no_grad():
+                for parameter in served.model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+            served.sampler.policy_version = 1
+        (sampled,) = await call
+        return sampled
+
+    sampled = asyncio.run(run())
+    (place,) = sampled.weight_updates
+    assert sampled.policy_version == 0 and 0 < place < 300
+    call = Call(episode_id="e", prompt_ids=prompt, output_ids=sampled.output_ids)
+    spans = ((first, slice(0, place)), (served.model, slice(place, 300)))
+    for model, span in spans:
+        expected = plain_pass(model, served.tokenizer, call)[:, 0].numpy()
+        assert np.abs(expected - np.array(sampled.logprobs))[span].max() < EXACT
 
 
 def test_another_expansion_is_refused(

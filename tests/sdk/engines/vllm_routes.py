@@ -14,6 +14,7 @@ import base64
 import json
 import os
 import socketserver
+import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -37,6 +38,10 @@ class Refused(Exception):
 class Model:
     def __init__(self, path: str, tokenizer: str) -> None:
         self.tokenizer = HFTokenizer(tokenizer)
+        self.version = "default"
+        """The label of the weights."""
+        self.turn = threading.Lock()
+        """Held while a token is sampled, and while sampling is paused."""
         self.load(path)
 
     def load(self, path: str) -> None:
@@ -68,9 +73,12 @@ class Model:
         draw = torch.Generator().manual_seed((how["seed"] + index) % 2**63)
         ids: list[int] = []
         content: list[dict[str, Any]] = []
+        versions: list[str] = []
         reason, stopped = "length", None
         for _ in range(how["max_tokens"]):
-            logits = plain_logits(self.model, self.tokenizer, prompt + ids, pictures)[-1]
+            with self.turn:
+                logits = plain_logits(self.model, self.tokenizer, prompt + ids, pictures)[-1]
+                versions.append(self.version)
             for token, bias in (how.get("logit_bias") or {}).items():
                 logits[int(token)] += bias
             logprobs = torch.log_softmax(logits / (how["temperature"] or 1.0), -1)
@@ -95,6 +103,7 @@ class Model:
             "logprobs": {"content": content},
             "finish_reason": reason,
             "stop_reason": stopped,
+            "weight_versions": spans_of(versions),
         }
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +130,15 @@ class Model:
             text = self.tokenizer.decode(made["token_ids"])
             choices.append({**made, "text": text, "logprobs": {"token_logprobs": logprobs}})
         return {"choices": choices}
+
+
+def spans_of(versions: Sequence[str]) -> list[dict[str, Any]]:
+    spans: list[dict[str, Any]] = []
+    for place, version in enumerate(versions):
+        if not spans or spans[-1]["version"] != version:
+            spans.append({"version": version, "start": place})
+        spans[-1]["end"] = place + 1
+    return spans
 
 
 def _seen(url: str) -> Picture:
@@ -163,7 +181,16 @@ class Handler(BaseHTTPRequestHandler):
             elif route == "/collective_rpc":
                 self.model.load(body["kwargs"]["weights_path"])
                 self.answer(200, {})
-            elif route in ("/pause", "/resume", "/reset_prefix_cache"):
+            elif route == "/update_weight_version":
+                self.model.version = body["new_version"]
+                self.answer(200, {"success": True})
+            elif route == "/pause":
+                self.model.turn.acquire()
+                self.answer(200, {"success": True})
+            elif route == "/resume":
+                self.model.turn.release()
+                self.answer(200, {"success": True})
+            elif route == "/reset_prefix_cache":
                 self.answer(200, {"success": True})
             else:
                 self.answer(404, {"detail": "Not Found"})
