@@ -173,17 +173,17 @@ def test_new_weights_are_sampled_from(serve: Callable[[str], Served]) -> None:
 
 
 def test_weights_change_under_a_reply_that_names_the_version_of_each_token(
-    serve: Callable[[str], Served],
+    tmp_path: Path, serve: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = serve("qwen3_vl")
+    serve("qwen3_vl")  # sets the server's path
+    monkeypatch.setenv(vllm_routes.HOLD, "7")
+    served = Served(save_tiny_vision("qwen3_vl", tmp_path / "model"), tmp_path / "run")
     first = copy.deepcopy(served.model)
     prompt = list(range(5, 15))
 
     async def run() -> Sampled:
-        how = Sampling(max_tokens=300, ignore_eos=True, seed=1)
+        how = Sampling(max_tokens=20, ignore_eos=True, seed=1)
         call = asyncio.create_task(served.sampler.sample(prompt, how, "s"))
-        short = Sampling(max_tokens=2, ignore_eos=True)
-        await served.sampler.sample(prompt, short, "s")  # the other one is being sampled by then
         async with served.sampler.exclusive():
             with torch.no_grad():
                 for parameter in served.model.parameters():
@@ -192,11 +192,15 @@ def test_weights_change_under_a_reply_that_names_the_version_of_each_token(
         (sampled,) = await call
         return sampled
 
-    sampled = asyncio.run(run())
+    try:
+        sampled = asyncio.run(run())
+    finally:
+        asyncio.run(served.sampler.aclose())
+    assert sampled.policy_version == 0 and len(sampled.output_ids) == 20
     (place,) = sampled.weight_updates
-    assert sampled.policy_version == 0 and 0 < place < 300
+    assert place == 7
     call = Call(episode_id="e", prompt_ids=prompt, output_ids=sampled.output_ids)
-    spans = ((first, slice(0, place)), (served.model, slice(place, 300)))
+    spans = ((first, slice(0, place)), (served.model, slice(place, 20)))
     for model, span in spans:
         expected = plain_pass(model, served.tokenizer, call)[:, 0].numpy()
         assert np.abs(expected - np.array(sampled.logprobs))[span].max() < EXACT

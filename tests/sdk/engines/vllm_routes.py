@@ -15,6 +15,7 @@ import json
 import os
 import socketserver
 import threading
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -29,6 +30,9 @@ from tests.tiny_vision import plain_logits
 
 FAULT = "TEST_VLLM_FAULT"
 """Environment variable: `size`, the server's processor sees pictures of another size."""
+HOLD = "TEST_VLLM_HOLD"
+"""Environment variable: the length at which a reply waits until the weights have changed, for which
+they wait."""
 
 
 class Refused(Exception):
@@ -42,6 +46,8 @@ class Model:
         """The label of the weights."""
         self.turn = threading.Lock()
         """Held while a token is sampled, and while sampling is paused."""
+        self.held = threading.Event()
+        """Set once a reply waits for other weights."""
         self.load(path)
 
     def load(self, path: str) -> None:
@@ -74,6 +80,7 @@ class Model:
         ids: list[int] = []
         content: list[dict[str, Any]] = []
         versions: list[str] = []
+        hold = int(os.environ.get(HOLD, 0))
         reason, stopped = "length", None
         for _ in range(how["max_tokens"]):
             with self.turn:
@@ -87,6 +94,9 @@ class Model:
             else:
                 token_id = int(logprobs.argmax())
             ids.append(token_id)
+            while len(ids) == hold and versions[-1] == self.version:
+                self.held.set()
+                time.sleep(0.005)
             likely = logprobs.topk(max(1, how["logprobs"])).indices.tolist()
             named = list(dict.fromkeys([token_id, *likely]))[: max(1, how["logprobs"])]
             top = [{"token_id": i, "logprob": logprobs[i].item(), "rank": None} for i in named]
@@ -185,6 +195,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.model.version = body["new_version"]
                 self.answer(200, {"success": True})
             elif route == "/pause":
+                if HOLD in os.environ:
+                    self.model.held.wait()
                 self.model.turn.acquire()
                 self.answer(200, {"success": True})
             elif route == "/resume":
