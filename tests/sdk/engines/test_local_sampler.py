@@ -675,6 +675,7 @@ def test_new_weights_are_the_ones_sampled_from() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc keeps a heap for each thread")
+@pytest.mark.slow
 def test_memory_that_a_trainer_freed_goes_back_to_the_system() -> None:
     """In a process of its own, whose resident memory nothing else changes."""
     program = """

@@ -94,6 +94,7 @@ def test_a_step_takes_the_memory_that_was_estimated(
     )
 
 
+@pytest.mark.slow
 def test_the_blocks_of_a_training_process_are_aligned_to_pages(tmp_path: Path) -> None:
     program = """
 import ajet

@@ -294,6 +294,7 @@ def test_the_key_comes_from_the_environment(
         assert ajet.SwarmClient().status().state == "collecting"
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_to_go_on_later_is_waited_for(tmp_path: Path) -> None:
     with ScriptedSwarm(tmp_path) as server:
         server.run(server.collection.close("the server was stopped", will_resume=True))

@@ -120,6 +120,7 @@ def measurements(directory: Path, step: str) -> list[list[str]]:
     return [entry for file in files for entry in ReplyCache(file).entries("measured ")]
 
 
+@pytest.mark.slow
 def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
