@@ -44,6 +44,15 @@ def test_another_release_is_refused_with_the_one_that_works(
     assert {bad, good.rpartition(".")[0]} <= set(str(refused.value).replace(";", " ").split())
 
 
+def test_a_checkout_without_a_release_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_installed("verl")
+
+
 def test_a_package_that_is_absent_is_named_with_its_command() -> None:
     with pytest.raises(MissingExtra):
         check_installed("surely_not_installed")

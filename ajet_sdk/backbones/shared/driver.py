@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -209,7 +209,10 @@ def check_installed(*packages: str) -> None:
         if package not in _RELEASES:
             continue
         distribution, release = _RELEASES[package]
-        installed = version(distribution)
+        try:
+            installed = version(distribution)
+        except PackageNotFoundError:  # a checkout on the path, whose release nobody knows
+            continue
         if not installed.startswith(f"{release}."):
             raise ConfigError(
                 f"{distribution} {installed} is installed, and this ajet works with {release};"

@@ -222,7 +222,7 @@ class Continuation:
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """The prompt and what was sampled before it was last suspended."""
+        """The prompt and `output`: in a running batch, what was sampled before a suspension."""
         if not self.output:
             return self.request.prompt
         return np.concatenate([self.request.prompt, np.array(self.output, np.int32)])

@@ -18,6 +18,7 @@ import numpy as np
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.questions import answer_of, text_of, truths_of
 from ajet_tools.dataset.curation.language import language_of
+from ajet_tools.dataset.verify.arithmetic import TENS, UNITS
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
@@ -43,29 +44,7 @@ _LONGEST = 200
 _PHRASE = 3
 """Minimum number of blanks in an answer that is given away by occurring in the sentence that
 asks."""
-_NUMBERS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
+_NUMBERS = [*UNITS, TENS[0]]
 _CUE = re.compile(
     r"(?:hint|correct (?:choice|option|value)|total|sum|difference|product|quotient|remainder|"
     r"answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|resultado|risposta|resposta|"

@@ -72,27 +72,31 @@ _WORDS = (
 _SIGNS = str.maketrans(
     {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "∕": "/", "$": "", "’": "'"}
 )
-_UNITS = (
-    *(
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+UNITS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _UNIT = re.compile(
-    rf"\b(?:({'|'.join(_TENS)})(?:[- ]({'|'.join(_UNITS[1:10])}))?|({'|'.join(_UNITS)}))\b"
+    rf"\b(?:({'|'.join(TENS)})(?:[- ]({'|'.join(UNITS[1:10])}))?|({'|'.join(UNITS)}))\b"
 )
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+|\*\*|[-+*/^%()])")
 _MOST_DIGITS = 400
@@ -150,8 +154,8 @@ def is_rounded(text: str, value: Fraction, result: Fraction) -> bool:
 def _figures(match: re.Match[str]) -> str:
     tens, unit, small = match.groups()
     if small:
-        return str(_UNITS.index(small))
-    return str(10 * (_TENS.index(tens) + 2) + (_UNITS.index(unit) if unit else 0))
+        return str(UNITS.index(small))
+    return str(10 * (TENS.index(tens) + 2) + (UNITS.index(unit) if unit else 0))
 
 
 class _Calculation:
