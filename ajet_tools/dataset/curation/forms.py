@@ -18,7 +18,7 @@ import numpy as np
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.questions import answer_of, text_of, truths_of
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.verify.arithmetic import TENS, UNITS
+from ajet_tools.text.number_words import TENS, UNITS
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"

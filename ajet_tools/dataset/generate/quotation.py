@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from ajet_tools.dataset.curation.language import language_of
+from ajet_tools.text.number_words import TENS
 
 _MARKS = str.maketrans(
     {
@@ -114,7 +115,6 @@ eighteen eighteenth
 nineteen nineteenth
 """.strip().splitlines()
 """Words for 0 to 19."""
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _LARGE = [
     "hundred",
     "hundreds",
@@ -154,7 +154,7 @@ def may_be_spelt(figure: str, quote: str) -> bool:
     if value < len(_SMALL):
         return not words.isdisjoint(_SMALL[value].split())
     if value < 100:
-        return any(word.startswith(_TENS[value // 10 - 2][:-1]) for word in words)
+        return any(word.startswith(TENS[value // 10 - 2][:-1]) for word in words)
     return not words.isdisjoint(_LARGE) or any(
-        word in _TENS or word.endswith("teen") for word in words
+        word in TENS or word.endswith("teen") for word in words
     )

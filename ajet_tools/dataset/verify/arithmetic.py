@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
+from ajet_tools.text.number_words import TENS, UNITS
+
 _LEADS = (
     r"(?:please|kindly|now|question|problem|q)\b[:,]?",
     (
@@ -72,29 +74,6 @@ _WORDS = (
 _SIGNS = str.maketrans(
     {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "∕": "/", "$": "", "’": "'"}
 )
-UNITS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _UNIT = re.compile(
     rf"\b(?:({'|'.join(TENS)})(?:[- ]({'|'.join(UNITS[1:10])}))?|({'|'.join(UNITS)}))\b"
 )
