@@ -74,6 +74,10 @@ class Peer:
         """Number of requests when the expression began that the tests evaluate now."""
         self.unsettled: list[Sent] = []
         """Calls whose changes of their arguments are not applied yet."""
+        self.coroutines: dict[int, Sent] = {}
+        """Calls that returned a coroutine of the other side, by its number: it has their arguments."""
+        self.given: dict[int, tuple[list[Any], list[Any]]] = {}
+        """Arguments of calls that returned a coroutine, by its id: values, and how they were sent."""
         self.originals: dict[int, tuple[object, object]] = {}
         """Copies that stand for an argument of their call, by their ids, and that argument."""
         self.tokens: dict[int, object] = {}
@@ -123,7 +127,7 @@ class Peer:
         if self.gone:
             raise Gone
         self.asked += 1
-        sent = Sent(arguments[1:] if operation == "call" else (), self.asked)
+        sent = self._sent(operation, arguments)
         for earlier in self.unsettled_since(self.begun):
             if earlier.shares(sent.containers):
                 self.unsettled.remove(earlier)
@@ -165,6 +169,16 @@ class Peer:
             if kind == "raised":
                 raise self.raised(operation, result)
             return result
+
+    def _sent(self, operation: str, arguments: tuple[Any, ...]) -> Sent:
+        """The arguments that the other side may change during a request."""
+        if operation == "call":
+            return Sent(arguments[1:], self.asked)
+        if operation == "await" and arguments[0]._number in self.coroutines:
+            sent = self.coroutines.pop(arguments[0]._number)
+            sent.number = self.asked
+            return sent
+        return Sent((), self.asked)
 
     def begin(self) -> tuple[int, int]:
         """Begin an expression of the tests, which `settled` ends."""
@@ -209,12 +223,18 @@ class Peer:
         before = sys.stdout
         if self.code is not None:
             sys.stdout = printed
-        values: list[Any] = []
+        given: tuple[list[Any], list[Any]] = [], []
         parts: list[Any] = []
         try:
             values = [self.decode(value) for value in arguments]
-            parts = containers(tuple(values[1:])) if operation == "call" else []
+            if operation == "call":
+                given = values[1:], arguments[1:]
+            elif operation == "await":
+                given = self.given.pop(id(values[0]), given)
+            parts = containers(tuple(given[0]))
             result = self.perform(operation, values)
+            if inspect.iscoroutine(result):
+                self.given[id(result)] = given
             reply = "is", self.encode(result, {id(part): at for at, part in enumerate(parts)})
         except Gone:
             raise
@@ -224,8 +244,8 @@ class Peer:
             sys.stdout = before
         after: list[Any] | None = None
         if parts:
-            after = [self.encode(value) for value in values[1:]]
-            if after == arguments[1:]:
+            after = [self.encode(value) for value in given[0]]
+            if after == given[1]:
                 after = None
         self.send(*reply, printed.getvalue()[: 1 << 20], after)
 
@@ -241,6 +261,10 @@ class Peer:
             return self.awaited(ASYNC_OPERATIONS[operation](*values))
         if operation == "aiter" and self.code is not None:
             return aiter(values[0])
+        if operation == "seed" and self.code is not None:
+            module, seeds = values
+            importlib.import_module(module).seed(*seeds)
+            return None
         if operation == "load" and self.code is not None:
             exec(compile(self.code, "program.py", "exec", dont_inherit=True), vars(self.module))
             return None
@@ -344,7 +368,10 @@ class Peer:
             # There is one proxy of each, since tests compare them with `is`.
             return self.remote(int(fields[0]), str(fields[1]), (), Grade.RESULT)
         if kind == "coroutine":
-            return self.remote(int(fields[0]), "coroutine", (), Grade.RESULT)._awaited(grade)
+            coroutine = self.remote(int(fields[0]), "coroutine", (), Grade.RESULT)
+            if sent is not None:
+                self.coroutines[coroutine._number] = sent
+            return coroutine._awaited(grade)
         if kind == "builtin error":
             error = getattr(builtins, str(fields[0]))
             if not (isinstance(error, type) and issubclass(error, BaseException)):

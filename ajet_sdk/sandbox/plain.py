@@ -40,6 +40,12 @@ MAPPINGS: dict[str, Callable[[Iterable[Any]], Any]] = {
 }
 FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple)}
 """Factories of a defaultdict that cross; any other is left out."""
+TYPES: dict[str, type] = {
+    **FACTORIES,
+    **{kind.__name__: kind for kind in (bytearray, complex, frozenset, object, range)},
+    "NoneType": type(None),
+}
+"""Types that are values themselves, such as the result of `type_of("x")`."""
 FROM_FIELDS: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16), "bytes": bytes.fromhex, "bytearray": bytearray.fromhex, "complex": complex,
     "range": range, "Decimal": decimal.Decimal, "Fraction": fractions.Fraction, "UUID": uuid.UUID,
@@ -111,6 +117,8 @@ def encode(
     if id(value) in arguments:
         return ["argument", arguments[id(value)], encode(value, refer)]
     kind = type(value)
+    if kind is type and TYPES.get(value.__name__) is value:
+        return ["type", value.__name__]
     if kind is int and value.bit_length() > LONG:
         return ["int", hex(value)]
     if kind in SCALARS:
@@ -208,6 +216,8 @@ def decode(content: Any, resolve: Callable[[str, list[Any]], Any]) -> Any:
         if not all(type(field) in SCALARS for field in fields):
             raise ValueError(kind)
         return FROM_FIELDS[kind](*fields)
+    if kind == "type":
+        return TYPES[fields[0]]
     if kind == "namedtuple":
         name, names, values = fields
         return _record(name, names, _decoded(values, resolve))
@@ -256,7 +266,7 @@ def _decode_table(fields: list[Any], resolve: Callable[[str, list[Any]], Any]) -
 def is_plain(value: Any) -> bool:
     """Whether a value was built from plain data alone, also inside."""
     kind = type(value)
-    if kind in SCALARS or kind in FIELDS:
+    if kind in SCALARS or kind in FIELDS or (kind is type and value in TYPES.values()):
         return True
     if kind in MAPPING_TYPES:
         return all(is_plain(key) and is_plain(item) for key, item in value.items())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
@@ -19,6 +20,7 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 from ajet_sdk.sandbox.collect import Collected, is_assertion
@@ -257,6 +259,7 @@ class Settled(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         node = self.generic_visit(node)
         if isinstance(node, ast.Compare):
+            _settle_items(node)
             return _with_identities(node)
         if isinstance(node, ast.Attribute) and node.attr == "__class__":
             return _call("__type__", node.value)
@@ -281,6 +284,24 @@ def _settled(value: ast.expr) -> ast.expr:
         value.values = [_settled(operand) for operand in value.values]
         return value
     return _call("__settled__", _call("__begin__"), value)
+
+
+def _settle_items(node: ast.Compare) -> None:
+    """Apply changes after each item of `(pop(xs), len(xs)) == (3, 2)`, as Python does.
+
+    Only where the other side is constant: a call must not change what its result is compared with.
+    """
+    sides = [node.left, *node.comparators]
+    for place, side in enumerate(sides):
+        others = sides[:place] + sides[place + 1 :]
+        if isinstance(side, ast.Tuple | ast.List) and all(map(_is_constant, others)):
+            side.elts = [
+                item if isinstance(item, ast.Starred) else _settled(item) for item in side.elts
+            ]
+
+
+def _is_constant(value: ast.expr) -> bool:
+    return not any(isinstance(part, ast.Name | ast.Call) for part in ast.walk(value))
 
 
 def _with_identities(node: ast.Compare) -> ast.Compare:
@@ -308,6 +329,22 @@ def type_of(value: object) -> object:
     return value._peer.ask("type", value) if isinstance(value, Remote) else type(value)
 
 
+def share_seeds(tests: str, peer: Peer) -> None:
+    """Let seeds that the tests set be those of the program's random numbers, too."""
+    if "seed" not in tests:
+        return
+    for name in ("random", "numpy.random"):
+        if name == "numpy.random" and "numpy" not in sys.modules:
+            continue
+        module = importlib.import_module(name)
+        module.seed = functools.partial(_seed, module.seed, name, peer)  # type: ignore[attr-defined]
+
+
+def _seed(seed: Callable[..., object], module: str, peer: Peer, *seeds: object) -> None:
+    seed(*seeds)
+    peer.ask("seed", module, seeds)
+
+
 def run(tests: str, entry: str, peer: Peer) -> str:
     """Run the tests' text, then the tests in it that it does not run itself; returns why some never
     ran.
@@ -331,6 +368,7 @@ def run(tests: str, entry: str, peer: Peer) -> str:
     collected = Collected(tree, lambda: peer.asked)
     names["__entered__"] = collected.entered.add
     peer.ask("load")
+    share_seeds(tests, peer)
     if "unittest" in tests:
         importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
     Settled().visit(tree)

@@ -212,6 +212,22 @@ ANSWERING: dict[str, tuple[str, str]] = {
         "from collections import namedtuple\ndef f(x): return namedtuple('T', 'count')(lambda: 1)",
         "import unittest\nclass C(unittest.TestCase):\n    def test_f(self):\n        self.assertRaises(TypeError, f, 'a')",
     ),
+    "an asynchronous function that empties what it is compared with": (
+        "async def f(xs):\n    xs.clear()\n    return []",
+        "import asyncio\nasync def main():\n    xs = [3, 1]\n    assert await f(xs) == sorted(xs)\nasyncio.run(main())",
+    ),
+    "a type that equals everything": (
+        "class Meta(type):\n    def __eq__(self, other): return True\n    def __hash__(self): return 1\nclass int(metaclass=Meta): pass\ndef f(x): return int",
+        "assert f(1) == 5",
+    ),
+    "a type with the name of another": (
+        "int = type('int', (), {})\ndef f(x): return int",
+        "assert f(1) is int or f(1) == int",
+    ),
+    "a tuple of what was emptied": (
+        "def f(xs):\n    xs.clear()\n    return []",
+        "xs = [3, 1]\nassert (f(xs), 1) == (sorted(xs), 1)",
+    ),
     "an asynchronous manager that swallows the failure": (
         "class f:\n    async def __aenter__(self): return self\n    async def __aexit__(self, *raised): return True",
         "import asyncio\nasync def main():\n    async with f() as value:\n        assert value == 4\nasyncio.run(main())",
@@ -226,6 +242,26 @@ ANSWERING: dict[str, tuple[str, str]] = {
     ),
 }  # fmt: skip
 HONEST: dict[str, tuple[str, str]] = {
+    "a type as a result": (
+        "def f(x): return type(x)\ndef kinds(xs): return {type(x): x for x in xs}",
+        "assert f(1) is int and f('a') == str and f([]) is not tuple and isinstance(3, f(1))\nassert kinds([1, 'a']) == {int: 1, str: 'a'} and f(None) is type(None)",
+    ),
+    "changes between the items of a tuple": (
+        "def pop(xs): return xs.pop()\ndef push(xs, x): xs.append(x)",
+        "xs = [1, 2, 3]\nassert (pop(xs), len(xs)) == (3, 2)\nassert [4, 2] == [push(xs, 4) or xs[-1], pop(xs) - 2] and xs == [1, 2]\nassert [*xs, pop(xs), *xs] == [1, 2, 2, 1]",
+    ),
+    "seeds of the tests": (
+        "import random\ndef f(): return [random.randint(0, 99) for _ in range(4)]",
+        "import random\nrandom.seed(7)\nfirst = f()\nrandom.seed(7)\nassert first == [random.randint(0, 99) for _ in range(4)]\nrandom.seed(7)\nassert f() == first and f() != first",
+    ),
+    "seeds of numpy": (
+        "import numpy as np\ndef f(): return np.random.rand(3)",
+        "import numpy as np\nnp.random.seed(3)\nfirst = f()\nfrom numpy.random import seed\nseed(3)\nassert (np.random.rand(3) == first).all()",
+    ),
+    "an asynchronous function that changes its argument": (
+        "import asyncio\nasync def push(xs, x):\n    await asyncio.sleep(0)\n    xs.append(x)\nasync def same(xs):\n    xs.sort()\n    return xs",
+        "import asyncio\nasync def main():\n    xs, ys = [2], [5, 4]\n    await push(xs, 1)\n    assert xs == [2, 1]\n    await asyncio.gather(push(xs, 3), push(ys, 9))\n    assert xs == [2, 1, 3] and ys == [5, 4, 9]\n    assert await same(ys) is ys and ys == [4, 5, 9]\nasyncio.run(main())\nzs = []\nasyncio.run(push(zs, 0))\nassert zs == [0]",
+    ),
     "most_common": (
         "from collections import Counter\ndef f(x): return Counter(x)",
         "assert f('aab').most_common(1) == [('a', 2)] and f('aab')['z'] == 0 and f('aab') == {'a': 2, 'b': 1}",
