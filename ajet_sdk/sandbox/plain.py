@@ -117,7 +117,7 @@ def encode(
     if id(value) in arguments:
         return ["argument", arguments[id(value)], encode(value, refer)]
     kind = type(value)
-    if kind is type and TYPES.get(value.__name__) is value:
+    if kind is type and value in TYPES.values():
         return ["type", value.__name__]
     if kind is int and value.bit_length() > LONG:
         return ["int", hex(value)]
