@@ -24,7 +24,7 @@ from ajet_sdk.reporting.held_out import (
     dropped,
     task_rewards,
 )
-from ajet_sdk.reporting.notices import STEPS, discarded, unstable
+from ajet_sdk.reporting.notices import STEPS, discarded, selective, unstable
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.trace.reader import open_trace
@@ -142,7 +142,9 @@ class Loggers(AbstractContextManager["Loggers"]):
             for outcome in get_args(Outcome)
         }
         tokens = {outcome: sum(of.get(at, 0.0) for at in newest) for outcome, of in values.items()}
-        for name, text in {**warnings, "discarded": discarded(tokens)}.items():
+        warnings["discarded"] = discarded(tokens)
+        warnings["selective"] = selective(self.history.get("train/length_of_trained", {}))
+        for name, text in warnings.items():
             self._warn_once(step, name, text)
 
     def _warn_once(self, step: int, name: str, text: str, pause: int = 2 * STEPS) -> None:

@@ -10,9 +10,10 @@ from ajet_sdk.reporting.answers import answer_metrics
 from ajet_sdk.reporting.notices import STEPS
 from ajet_sdk.rollout.outcomes import RETRY, pass_at_k, solved
 from ajet_sdk.samples.build import Batch
+from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.trace.counted import counted_rewards
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, LedgerEntry
 
 
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -66,6 +67,22 @@ def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
         return {}
     ages = updates - np.concatenate(versions)
     return {"train/staleness": float(ages.mean()), "train/staleness_max": float(ages.max())}
+
+
+def length_of_trained(
+    episodes: Sequence[Episode], ledger: Iterable[LedgerEntry]
+) -> dict[str, float]:
+    """Mean sampled tokens of the episodes that were trained, over the mean of all sampled ones.
+
+    Groups without signal, and episodes that failed or were cut, aren't left out by chance.
+    """
+    trained = {entry.episode_id for entry in ledger if entry.outcome == "trained"}
+    lengths = {e.episode_id: sum(map(sampled_tokens, e.calls)) for e in episodes}
+    sampled = [length for length in lengths.values() if length]
+    if not trained or not sampled:
+        return {}
+    of_trained = [lengths[episode] for episode in trained]
+    return {"train/length_of_trained": _mean(of_trained) / _mean(sampled)}
 
 
 def reason_for_no_samples(

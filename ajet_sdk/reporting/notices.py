@@ -1,4 +1,5 @@
-"""Warnings about many untrained tokens, and about training metrics that leave their range."""
+"""Warnings about many untrained tokens, about episodes chosen by their length, and about training
+metrics that leave their range."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ STEPS = 8
 """Steps in each of the two spans that are compared."""
 _DISCARDED = 0.05
 """Share of untrained sampled tokens above which it is reported."""
+_SHORT = 0.75
+"""Length of trained episodes against all sampled ones below which, or above whose inverse, it is
+reported."""
 _CAUSES = {
     "stale": (
         "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer"
@@ -63,6 +67,23 @@ def discarded(tokens: Mapping[str, float]) -> str:
         f"{count / total:.1%} {outcome} ({_CAUSES[outcome]})" for outcome, count in listed
     )
     return f"{sum(lost.values()) / total:.1%} of the sampled tokens were not trained: {causes}"
+
+
+def selective(lengths: Mapping[int, float]) -> str:
+    """A warning that mainly short or long episodes are trained; empty before `STEPS` steps.
+
+    `lengths`: the metric `train/length_of_trained` by step.
+    """
+    newest = sorted(lengths)[-STEPS:]
+    if len(newest) < STEPS:
+        return ""
+    ratio = float(np.median([lengths[step] for step in newest]))
+    if _SHORT <= ratio <= 1 / _SHORT:
+        return ""
+    return (
+        f"trained episodes have {ratio:.2f} times the tokens of all sampled ones: `ajet trace"
+        " explain` says which are left out, and why"
+    )
 
 
 _LOWER_LR = "lower trainer_common.optim.lr"

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from ajet_sdk.reporting.advice import Advice, installed_advice
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import episode_metrics
-from ajet_sdk.reporting.notices import STEPS, discarded
+from ajet_sdk.reporting.metrics import episode_metrics, length_of_trained
+from ajet_sdk.reporting.notices import STEPS, discarded, selective
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Episode, Reward, Run
+from ajet_sdk.types import Episode, LedgerEntry, Reward, Run
 from ajet_tools.trace.compare.advice import warning_signs
+from tests.tools.conftest import reply
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -212,3 +213,33 @@ def test_the_advice_of_the_tools_is_what_a_training_prints() -> None:
     functions = {name for name in vars(Advice) if not name.startswith("_")}
     assert functions and all(callable(getattr(module, name)) for name in functions)
     assert installed_advice() is module, "install the package again: its entry points changed"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "warns"),
+    [(0.5, STEPS, True), (1.5, STEPS, True), (0.9, STEPS, False), (0.5, STEPS - 1, False)],
+)
+def test_training_on_short_or_long_episodes_alone_is_reported(
+    ratio: float, steps: int, warns: bool
+) -> None:
+    before = dict.fromkeys(range(3), 1.0)
+    newest = dict.fromkeys(range(3, 3 + steps), ratio)
+    assert bool(selective(before | newest if steps == STEPS else newest)) == warns
+
+
+def test_the_length_of_trained_episodes_is_a_ratio_of_means() -> None:
+    lengths = {"a": 2, "b": 6, "c": 1}
+    episodes = [
+        Episode(episode_id=name, calls=(reply(f"{name}c", name, 0, [], "x" * size),))
+        for name, size in lengths.items()
+    ]
+    sizes = {e.episode_id: len(e.calls[0].output_ids) for e in episodes}
+    entries = [
+        LedgerEntry(run_id="r", step=1, episode_id="a", call_id="ac", outcome="trained", tokens=1),
+        LedgerEntry(
+            run_id="r", step=1, episode_id="b", call_id="bc", outcome="zero_advantage", tokens=6
+        ),
+    ]
+    ratio = length_of_trained(episodes, entries)["train/length_of_trained"]
+    assert ratio == pytest.approx(sizes["a"] / np.mean([*sizes.values()]))
+    assert length_of_trained(episodes, entries[1:]) == {}

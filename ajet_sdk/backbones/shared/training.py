@@ -38,7 +38,13 @@ from ajet_sdk.learn.teacher import LocalTeacher, RemoteTeacher, distill, open_te
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.held_out import rising
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
+from ajet_sdk.reporting.metrics import (
+    add_prefix,
+    episode_metrics,
+    length_of_trained,
+    reason_for_no_samples,
+    staleness,
+)
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, solved
 from ajet_sdk.samples.build import Batch, balance
@@ -319,6 +325,7 @@ class TrainingRun:
             | kl
         )
         metrics |= staleness(episodes, self.trainer.updates)
+        metrics |= length_of_trained(episodes, batch.ledger)
         if self.swarm is not None:
             metrics |= self.swarm.metrics_by_kind(episodes)
         samples: Sequence[Sample] = (

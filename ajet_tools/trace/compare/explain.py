@@ -32,6 +32,7 @@ from ajet_tools.trace.compare.changes import (
     measures,
     rewards,
 )
+from ajet_tools.trace.compare.selection import Selection, selection, selection_lines
 from ajet_tools.trace.compare.setup import headline, judge_change, setup_changes
 from ajet_tools.trace.queries.base import grouped
 from ajet_tools.trace.queries.episodes import (
@@ -94,6 +95,8 @@ class Explanation:
     """Sampled tokens of the training, up to the step."""
     cpu_seconds: float = 0.0
     """Processor time of the training process, up to the step; 0 if none is recorded."""
+    selection: Selection | None = None
+    """How the trained episodes differ from the sampled ones; None if none was trained."""
 
 
 def lines_of(explanation: Explanation) -> list[str]:
@@ -126,6 +129,8 @@ def _totals(explanation: Explanation) -> Iterator[str]:
         tasks = counted(explanation.tasks, "training task")
         yield ""
         yield f"up to this step {unsolved:,} of {tasks} never earned anything{listed}"
+    if explanation.selection is not None:
+        yield from selection_lines(explanation.selection)
     if explanation.tokens:
         cpu = explanation.cpu_seconds
         hours = f", {lasting(cpu)} of processor time" if cpu else ""
@@ -175,6 +180,7 @@ def explain(
         unsolved=unsolved,
         tokens=tokens,
         cpu_seconds=math.fsum(value for at, value in cpu.items() if at <= step),
+        selection=selection(reader, run_id, step),
     )
 
 

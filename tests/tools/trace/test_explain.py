@@ -526,6 +526,54 @@ def test_tasks_that_never_earned_anything_are_a_line_of_the_run(tmp_path: Path) 
     assert lines_of(found)[-2].endswith('2 of 7 training tasks never earned anything: "Q1?", "Q2?"')
 
 
+@pytest.mark.parametrize("only_long", [True, False])
+def test_trained_episodes_are_compared_with_all_that_were_sampled(
+    tmp_path: Path, only_long: bool
+) -> None:
+    """Half of the tasks is solved by each attempt, in few words: they train nothing."""
+
+    def says(task: int, attempt: int) -> Attempt:
+        if task % 2:
+            return Attempt(1.0, "short")
+        return Attempt(float(attempt % 2), "long " * (20 if only_long else 1))
+
+    path = write(tmp_path / "trace.duckdb", [says, says, says])
+    with open_trace(path) as reader:
+        calls = reader.query("SELECT call_id, len(output_ids) AS tokens FROM calls").to_pylist()
+    tokens = {call["call_id"]: call["tokens"] for call in calls}
+    with TraceWriter(path) as writer:
+        for step, task, attempt in np.ndindex(3, TASKS, ATTEMPTS):
+            episode = f"train{step + 1}-{task}-{attempt}"
+            entry: dict[str, Any] = {
+                "run_id": "run",
+                "episode_id": episode,
+                "call_id": f"{episode}c",
+                "step": step + 1,
+            }
+            if task % 2:
+                writer.put(LedgerEntry(**entry, outcome="zero_advantage", tokens=9))
+            else:  # the beginning alone is trained, and still the episode is
+                size = tokens[f"{episode}c"]
+                writer.put(LedgerEntry(**entry, outcome="trained", tokens=2))
+                writer.put(LedgerEntry(**entry, outcome="truncated", tokens=size - 2))
+    with open_trace(path) as reader:
+        explanation = explain(reader, "run", 2)
+    found = explanation.selection
+    assert found is not None
+    assert (found.sampled, found.trained, found.left_out) == (64, 32, {"zero_advantage": 32})
+    measures = {measure.name: measure for measure in found.measures}
+    trained = tokens["train1-0-0c"]
+    assert measures["tokens"].trained == trained
+    assert measures["tokens"].sampled == (trained + tokens["train1-1-0c"]) / 2
+    assert measures["tokens"].differs == only_long
+    assert measures["reward of the group"].differs
+    assert measures["reward of the group"].trained == 0.5
+    assert measures["reward of the group"].sampled == 0.75
+    assert not measures["seconds"].differs
+    told = [line for line in lines_of(explanation) if "trained episodes differ" in line]
+    assert ["tokens" in line for line in told] == [only_long]
+
+
 def test_processor_time_up_to_the_step_is_beside_the_tokens(tmp_path: Path) -> None:
     spent = [{"time/cpu": 60.0}, {"time/cpu": 40.0}, {"time/cpu": 5.0}]
     path = write(tmp_path / "trace.duckdb", [varied, varied, varied], spent)
