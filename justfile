@@ -37,7 +37,7 @@ test-ray *ARGS:
 # agents of each framework's quick start in environments of their own; needs uv: `just test-frameworks langgraph --venvs DIR`
 test-frameworks *ARGS:
     python -m tests.frameworks {{ARGS}}
-# what only a GPU shows: types, adapters, attentions, speed, memory, learning; `just test-gpu --json FILE`, `--dry` on a CPU
+# what only a GPU shows, in 15 minutes on one: `just test-gpu --json FILE`; `--dry` on a CPU, `--cluster` for vLLM, Trinity, verl
 test-gpu *ARGS:
     python -m tests.gpu {{ARGS}}
 # this repository and its light dependencies as wheels, for a GPU machine without a network: `just wheels FOLDER --python 3.12`

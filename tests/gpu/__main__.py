@@ -1,7 +1,9 @@
-"""`python -m tests.gpu [--dry] [--json FILE] [PART ...]`: run the parts named (default: all), print
-tables, write JSON.
+"""`python -m tests.gpu [--dry] [--json FILE] [PART ...]`: run parts, print tables, write JSON.
 
-Ends with 1 where a part failed or missed its goal.
+Without names it runs those that need nothing but torch and transformers, the most telling ones
+first, each for at most two minutes, and begins none after `--minutes`. `--cluster` runs those for
+which Trinity, verl, vLLM or flash-attn must be installed. JSON is written after each part. Ends
+with 1 where a part failed or missed its goal.
 """
 
 from __future__ import annotations
@@ -22,19 +24,32 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.gpu import Figure, Setting, Skipped
-from tests.gpu.calculator import calculator, trinity
-from tests.gpu.local import flash_attention, local, merged
+from tests.gpu.calculator import calculator, trinity, verl
+from tests.gpu.local import eager, flash_attention, large, local, merged
 from tests.gpu.machine import describe, free
+from tests.gpu.sharded import sharded
 from tests.gpu.vllm import vllm
 
-_PARTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
+Part = Callable[[Setting], Iterator[Figure]]
+
+_ALONE: dict[str, Part] = {
     "local": local,
-    "flash_attention": flash_attention,
     "merged": merged,
+    "large": large,
+    "sharded": sharded,
     "calculator": calculator,
+    "eager": eager,
+}
+"""By what they tell, most first."""
+_CLUSTER: dict[str, Part] = {
+    "flash_attention": flash_attention,
     "vllm": vllm,
     "trinity": trinity,
+    "verl": verl,
 }
+_PARTS = _ALONE | _CLUSTER
+_LONGEST = 120.0
+"""Seconds after which a part begins no further case."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +57,18 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m tests.gpu", description=(__doc__ or "").partition("\n")[2]
     )
     parser.add_argument(
-        "parts", nargs="*", choices=[[], *_PARTS], metavar="PART", help=", ".join(_PARTS)
+        "parts",
+        nargs="*",
+        choices=[[], *_PARTS],
+        metavar="PART",
+        help=f"{', '.join(_ALONE)}; with --cluster: {', '.join(_CLUSTER)}",
+    )
+    parser.add_argument("--cluster", action="store_true", help="the parts of a cluster")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=12.0,
+        help="begin no part after these minutes (default: %(default)g)",
     )
     parser.add_argument("--dry", action="store_true", help="tiny shapes, on a CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -55,18 +81,20 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     device = torch.device("cpu" if asked.dry else "cuda")
     started = time.perf_counter()
+    parts: list[dict[str, Any]] = []
+    report: dict[str, Any] = {"machine": describe(device), "dry": asked.dry, "parts": parts}
     with tempfile.TemporaryDirectory(prefix="ajet-gpu-") as folder:
         setting = Setting(asked.dry, device, Path(folder), frozenset(asked.parts))
-        parts = [run(name, setting) for name in asked.parts or _PARTS]
-    report = {
-        "machine": describe(device),
-        "dry": asked.dry,
-        "seconds": time.perf_counter() - started,
-        "parts": parts,
-    }
+        for name in asked.parts or (_CLUSTER if asked.cluster else _ALONE):
+            if time.perf_counter() - started > 60 * asked.minutes:
+                reason = f"{asked.minutes:g} minutes are over (--minutes)"
+                parts.append({"part": name, "seconds": 0.0, "figures": [], "skipped": reason})
+            else:
+                parts.append(run(name, setting))
+            report["seconds"] = time.perf_counter() - started
+            if asked.json:
+                asked.json.write_text(json.dumps(report, indent=1))
     print_tables(report)
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=1))
     return int(
         any("error" in part or any(f["passed"] is False for f in part["figures"]) for part in parts)
     )
@@ -80,6 +108,9 @@ def run(name: str, setting: Setting) -> dict[str, Any]:
     try:
         for figure in _PARTS[name](setting):
             figures.append(figure)  # those before an error are kept
+            if time.perf_counter() - started > _LONGEST and not setting.dry:
+                ended = {"ended": f"after {_LONGEST:.0f} s"}
+                break
     except Skipped as reason:
         ended = {"skipped": str(reason)}
     except Exception as error:  # noqa: BLE001  (reported with its traceback; the other parts go on)
@@ -109,6 +140,8 @@ def print_tables(report: dict[str, Any]) -> None:
         title = f"{part['part']}, {part['seconds']:.0f} s"
         if ended := part.get("skipped"):
             console.print(f"{part['part']}: skipped, {ended}")
+        if ended := part.get("ended"):
+            console.print(f"{part['part']}: not all cases, ended {ended}")
         if ended := part.get("error"):
             console.print(f"{part['part']}: failed, {ended}", markup=False)
         figures = part["figures"]

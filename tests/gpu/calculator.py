@@ -51,17 +51,26 @@ def calculator(setting: Setting) -> Iterator[Figure]:
 
 def trinity(setting: Setting) -> Iterator[Figure]:
     """Two steps of the same through Trinity, Ray and vLLM."""
-    if find_spec("trinity") is None or find_spec("ray") is None:
-        raise Skipped("Trinity-RFT is not installed (just install-trinity --cuda)")
-    if setting.dry and "trinity" not in setting.named:
+    yield from _on_cluster(setting, "trinity", "just install-trinity --cuda")
+
+
+def verl(setting: Setting) -> Iterator[Figure]:
+    """Two steps of the same through verl, Ray and vLLM."""
+    yield from _on_cluster(setting, "verl", "ajet install verl --cuda")
+
+
+def _on_cluster(setting: Setting, backbone: str, command: str) -> Iterator[Figure]:
+    if find_spec(backbone) is None or find_spec("ray") is None:
+        raise Skipped(f"{backbone} is not installed ({command})")
+    if setting.dry and backbone not in setting.named:
         raise Skipped("it takes minutes on a CPU: name it to run it")
     os.environ.setdefault("OPENAI_API_KEY", "none")
     base = config_of(setting, total_steps=2, val_tasks=16)
-    changed = {"backbone": "trinity", "experiment_dir": str(setting.folder / "trinity")}
+    changed = {"backbone": backbone, "experiment_dir": str(setting.folder / backbone)}
     rollout = base.rollout.model_copy(update={"name": "auto"})
     config = base.model_copy(update={**changed, "rollout": rollout})
     train(config, ray="local")
-    yield from _learnt(setting, config, "trinity")
+    yield from _learnt(setting, config, backbone)
 
 
 def _learnt(setting: Setting, config: Config, case: str) -> Iterator[Figure]:

@@ -25,22 +25,30 @@ from tests.gpu import Figure, Setting, Skipped
 from tests.gpu.machine import clock, free, matmul_rate, peak_memory, peak_rate
 from tests.gpu.made_model import operations, save
 
+_FULL_3B = 60_000_000_000
+"""Bytes that full weights of a model of 3B take with their gradients and AdamW's states."""
 _LARGEST_GAP = {"float32": 1e-4, "bfloat16": 0.05}
 """Mean difference of a token's log-probability between sampler and trainer that is taken for
 rounding."""
 
 
-def model_of(setting: Setting) -> Path:
-    place = setting.folder / "qwen-shaped"
-    return place if place.exists() else save(place, tiny=setting.dry)
+def model_of(setting: Setting, size: str = "0.5B") -> Path:
+    """The directory of a model of this size, made at its first use."""
+    place = setting.folder / f"qwen-{size}"
+    if not place.exists():
+        save(place, "tiny" if setting.dry else size, setting.device)
+        free(setting.device)
+    return place
 
 
-def config_of(setting: Setting, dtype: str, lora: bool, attention: str, sampler: str) -> Config:
+def config_of(
+    setting: Setting, dtype: str, lora: bool, attention: str, sampler: str, size: str = "0.5B"
+) -> Config:
     return load_config(
         values={
             "experiment_dir": str(setting.folder / "experiment"),
             "model": {
-                "path": str(model_of(setting)),
+                "path": str(model_of(setting, size)),
                 "dtype": dtype,
                 "device": setting.device.type,
                 "attn_implementation": attention,
@@ -61,11 +69,28 @@ def config_of(setting: Setting, dtype: str, lora: bool, attention: str, sampler:
 
 
 def local(setting: Setting) -> Iterator[Figure]:
-    """Every pair of type and attention, full and LoRA, on the made-up model."""
-    for dtype in ("float32", "bfloat16"):
+    """Each type of weights, full and LoRA, on the model of 0.5B."""
+    for dtype in ("bfloat16", "float32"):
         for lora in (False, True):
-            for attention in ("sdpa", "eager"):
-                yield from case(setting, dtype, lora, attention)
+            yield from case(setting, dtype, lora, "sdpa")
+
+
+def eager(setting: Setting) -> Iterator[Figure]:
+    """The same with eager attention, whose kernels are others."""
+    for dtype in ("bfloat16", "float32"):
+        for lora in (False, True):
+            yield from case(setting, dtype, lora, "eager")
+
+
+def large(setting: Setting) -> Iterator[Figure]:
+    """LoRA and full weights of a model of 3B, where it fits into the device's memory."""
+    yield from case(setting, "bfloat16", True, "sdpa", size="3B")
+    if setting.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(setting.device).total_memory
+        if memory < _FULL_3B:
+            yield Figure("3B full", "needs, GB", _FULL_3B / 1e9)
+            return
+    yield from case(setting, "bfloat16", False, "sdpa", size="3B")
 
 
 def flash_attention(setting: Setting) -> Iterator[Figure]:
@@ -79,11 +104,16 @@ def flash_attention(setting: Setting) -> Iterator[Figure]:
 
 
 def case(
-    setting: Setting, dtype: str, lora: bool, attention: str, sampler: str = "transformers"
+    setting: Setting,
+    dtype: str,
+    lora: bool,
+    attention: str,
+    sampler: str = "transformers",
+    size: str = "0.5B",
 ) -> list[Figure]:
     """One learner: sampled from, trained, sampled from again."""
-    config = config_of(setting, dtype, lora, attention, sampler)
-    name = f"{dtype} {'LoRA' if lora else 'full'} {attention}"
+    config = config_of(setting, dtype, lora, attention, sampler, size)
+    name = f"{size} {dtype} {'LoRA' if lora else 'full'} {attention}"
     try:
         return asyncio.run(learn_and_sample(setting, config, name))
     finally:

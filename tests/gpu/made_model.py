@@ -1,4 +1,4 @@
-"""A model in the shape of Qwen2.5-0.5B with random weights, and what its passes cost."""
+"""Models in the shapes of Qwen2.5 with random weights, and what their passes cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ajet_sdk.backbones.shared.model_shape import shape_of
 from ajet_sdk.learn import warm_up
 from ajet_sdk.learn.checkpoint import save_model
 from ajet_sdk.learn.recipe import Demonstration, Recipe
@@ -23,6 +24,13 @@ _HALF_BILLION = {
     "max_position_embeddings": 32_768,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
 }
+_THREE_BILLION = {
+    **_HALF_BILLION,
+    "hidden_size": 2048,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+}
 _TINY = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -32,13 +40,17 @@ _TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
 }
+SHAPES: dict[str, dict[str, Any]] = {"0.5B": _HALF_BILLION, "3B": _THREE_BILLION, "tiny": _TINY}
 _SHARP = 6.0
 """Scale of the last norm: random weights alone give logits so flat that no error would be seen in
 them."""
 
 
-def save(place: Path, *, tiny: bool) -> Path:
-    """Write model and tokenizer to a directory, in bfloat16. Returns it."""
+def save(place: Path, size: str, device: torch.device) -> Path:
+    """Write model and tokenizer to a directory, in bfloat16. Returns it.
+
+    `size`: a name in `SHAPES`. The weights are drawn on the device, where it is quicker.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     def greet(draw: random.Random) -> Demonstration:
@@ -50,18 +62,18 @@ def save(place: Path, *, tiny: bool) -> Path:
     draw, recipe = random.Random(0), Recipe(greet, vocabulary=400)
     tokenizer = warm_up.train_tokenizer(recipe, [greet(draw) for _ in range(50)])
     torch.manual_seed(0)
-    shape: dict[str, Any] = _TINY if tiny else _HALF_BILLION
     config = Qwen2Config(
-        **shape,
+        **SHAPES[size],
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = Qwen2ForCausalLM(config)
+    with device:
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     with torch.no_grad():
         model.model.norm.weight.mul_(_SHARP)
-    save_model(model.to(torch.bfloat16), place)
+    save_model(model, place)
     tokenizer.save_pretrained(place)
     return place
 
@@ -87,3 +99,14 @@ def operations(model: Any, samples: list[Sample], *, frozen: bool) -> float:
         pairs = 2 * length**2 * shape.hidden_size * shape.num_hidden_layers
         total += passes * 2 * (body * length + head.numel() * trained) + 3 * pairs
     return total
+
+
+def dense_operations(config: Any, tokens: int) -> float:
+    """Floating-point operations of a training step over one sequence of which each token is
+    trained; see `operations`."""
+    shape = shape_of(config.to_dict())
+    pairs = 2 * tokens**2 * shape.hidden * shape.layers
+    return (
+        6.0 * (shape.layers * shape.layer_parameters + shape.hidden * shape.vocabulary) * tokens
+        + 3 * pairs
+    )

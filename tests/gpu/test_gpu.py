@@ -31,7 +31,6 @@ def program() -> ModuleType:
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
 def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "tests.gpu", "--dry", "--json", str(out)]
@@ -40,21 +39,30 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     report = json.loads(out.read_text())
     parts = {part["part"]: part for part in report["parts"]}
     assert not any("error" in part for part in parts.values())
-    local = parts["local"]["figures"]
+    local = parts["local"]["figures"] + parts["eager"]["figures"]
     types = [f"{dtype} {what}" for dtype in ("float32", "bfloat16") for what in ("full", "LoRA")]
     assert {f["case"] for f in local} == {
-        f"{one} {attention}" for one in types for attention in ("sdpa", "eager")
+        f"0.5B {one} {attention}" for one in types for attention in ("sdpa", "eager")
     }
+    large = {figure["case"] for figure in parts["large"]["figures"]}
+    assert large == {"3B bfloat16 full sdpa", "3B bfloat16 LoRA sdpa"}
+    [falls] = [f for f in parts["sharded"]["figures"] if f["name"] == "loss falls"]
+    assert falls["passed"]
     assert [f["passed"] for f in local if f["name"] in ("gap", "gap after")] == [True] * 16
     assert len([f for f in local if f["name"] == "merged, off by" and f["value"] < 0.1]) == 4
     assert {f["name"] for f in parts["calculator"]["figures"]} >= {
         "held-out reward before",
         "held-out reward after",
     }
-    assert parts["merged"]["figures"]
-    for name in set(parts) - {"local", "merged", "calculator"}:
-        assert parts[name]["skipped"] or parts[name]["figures"]
-    assert "bfloat16 LoRA" in done.stdout and "skipped" in done.stdout
+    assert all(part["figures"] and "skipped" not in part for part in parts.values())
+    assert "bfloat16 LoRA" in done.stdout
+
+
+def test_a_part_beyond_the_time_is_not_begun(tmp_path: Path, program: ModuleType) -> None:
+    out = tmp_path / "figures.json"
+    assert program.main(["--dry", "--json", str(out), "--minutes", "0", "local", "merged"]) == 0
+    parts = json.loads(out.read_text())["parts"]
+    assert [(part["part"], part["figures"]) for part in parts] == [("local", []), ("merged", [])]
 
 
 def test_a_part_that_fails_keeps_what_it_measured_and_ends_with_1(
