@@ -77,7 +77,8 @@ def is_address(value: str) -> bool:
 def secrets_in(text: str) -> Iterator[tuple[int, int]]:
     """Spans of passwords and keys in a text's URLs: in the user part, queries and fragments."""
     for match in _ADDRESS.finditer(text):
-        address, start = match[0], match.start()
+        address = match[0]
+        start = match.start()
         authority = address.index("://") + 3
         ends = [at for at in (address.find(c, authority) for c in "/?#\\") if at >= 0]
         end = min(ends, default=len(address))
@@ -96,7 +97,8 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
             (start + begin, start + stop) for begin, stop in _in_path(address, first, query)
         )
         for parameter in _PARAMETER.finditer(address, query):
-            name, value = parameter["name"], parameter["value"]
+            name = parameter["name"]
+            value = parameter["value"]
             which = "bare" if name is None else "value"
             if looks_random(parameter["bare"]) if name is None else _is_secret(name, value):
                 yield start + parameter.start(which), start + parameter.end(which)
@@ -153,7 +155,8 @@ def _plain(name: str) -> str:
 def _is_secret(name: str, value: str) -> bool:
     """Whether a URL parameter is a secret, judging by its name, its value, or an address in the
     value."""
-    plain, meant = _plain(unquote_plus(name)), unquote_plus(value)
+    plain = _plain(unquote_plus(name))
+    meant = unquote_plus(value)
     if not value or meant == "***":
         return False
     if _SECRET.fullmatch(plain) or _SECRET_PARAMETER.fullmatch(plain):
@@ -176,7 +179,8 @@ def _assigned(text: str, by: str) -> Iterator[tuple[int, int]]:
 
 
 def _replaced(text: str, spans: Iterator[tuple[int, int]], by: str) -> str:
-    parts, last = list[str](), 0
+    parts = list[str]()
+    last = 0
     for start, end in spans:
         parts += (text[last:start], by)
         last = end

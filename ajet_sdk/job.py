@@ -85,7 +85,8 @@ class AjetJob:
         if experiment_name or base_yaml_config is None:
             self.set("experiment_name", experiment_name or default_name(None))
         if base_yaml_config is None:
-            backbone, algorithm = backbone or "local", algorithm or "grpo"
+            backbone = backbone or "local"
+            algorithm = algorithm or "grpo"
         self._set_given({
             "model.path": None if model is None else str(model),
             "trainer_common.n_gpus_per_node": n_gpu,
@@ -218,7 +219,8 @@ class AjetJob:
     def load_job_from_yaml(self, path: str | Path) -> AjetJob:
         """Load a config file; keys set afterwards override it."""
         config = load_config(path)
-        self._file, self._values = Path(path), {"experiment_name": config.experiment_name}
+        self._file = Path(path)
+        self._values = {"experiment_name": config.experiment_name}
         self._built = None
         if config.rollout.user_workflow:
             self._workflow = None
@@ -268,7 +270,8 @@ AstunerJob = AjetJob
 def _class_path(value: object) -> str | None:
     """`module->Name`, or `file.py->Name` for objects of the main program; None without such a
     name."""
-    name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", "")
+    module = getattr(value, "__module__", None)
     if not name or not module or "<" in name:
         return None
     if module != "__main__":

@@ -421,7 +421,8 @@ class Stop:
         """Cancel; idempotent."""
         with self._lock:
             self._set = True
-            interrupts, self._interrupts = self._interrupts, []
+            interrupts = self._interrupts
+            self._interrupts = []
         for interrupt in interrupts:
             interrupt()
 

@@ -370,7 +370,8 @@ async def run_async(config: Config, **options: Any) -> Report:
 def _attempts(config: Config, tasks: Sequence[Task], k: int) -> list[Attempt]:
     attempts = []
     for position, task in enumerate(tasks):
-        group_id, group_seed = new_id(), seed_of(config.trainer_common.seed, position)
+        group_id = new_id()
+        group_seed = seed_of(config.trainer_common.seed, position)
         for attempt in range(k):
             digest = hashlib.blake2b(
                 f"{config.trainer_common.seed}/{position}/{attempt}".encode(), digest_size=4
@@ -422,7 +423,10 @@ class OpenRun:
         judge: object,
         tasks: Sequence[Task],
     ) -> None:
-        self.session, self._workflow, self._judge, self._tasks = session, workflow, judge, tasks
+        self.session = session
+        self._workflow = workflow
+        self._judge = judge
+        self._tasks = tasks
         self.wrap: Callable[[Engine], Engine] = lambda engine: engine
         """Replaces the opened engine."""
         rollout = session.config.rollout

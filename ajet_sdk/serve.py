@@ -106,7 +106,8 @@ def serve_engine(
 
 def wait_for_server(host: str = "127.0.0.1", port: int = 8000, *, seconds: float = 600.0) -> None:
     """Wait until `serve` at this address has loaded its model. Raises EngineUnavailable."""
-    address, end = f"http://{host}:{port}/health", time.monotonic() + seconds
+    address = f"http://{host}:{port}/health"
+    end = time.monotonic() + seconds
     while True:
         with suppress(httpx.TransportError):
             reply = httpx.get(address, timeout=5.0, trust_env=False)
@@ -223,7 +224,8 @@ class _Service:
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        method, path = scope["method"], scope["path"].rstrip("/")
+        method = scope["method"]
+        path = scope["path"].rstrip("/")
         query = scope.get("query_string", b"").decode("latin-1")
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1")
@@ -264,10 +266,8 @@ class _Service:
                 f"The model {model!r} does not exist; this server answers to {self.engine.model!r}."
             )
             raise HTTPError(404, message, "model_not_found", "model")
-        opened, started = (
-            self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine)),
-            now(),
-        )
+        opened = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine))
+        started = now()
         connection = scope["state"][CONNECTION]
         endpoint = place.endpoint
         request = Request(
@@ -282,8 +282,10 @@ class _Service:
             calls = await opened.finish()
             if self.writer is not None and calls:
                 error = next((call.error for call in calls if call.error), None)
-                asked, response = calls[-1].request, calls[-1].response
-                messages, choice = asked.get("messages"), (response.get("choices") or [{}])[0]
+                asked = calls[-1].request
+                response = calls[-1].response
+                messages = asked.get("messages")
+                choice = (response.get("choices") or [{}])[0]
                 last = messages[-1] if isinstance(messages, list) and messages else {}
                 query = last.get("content") if isinstance(last, dict) else None
                 self.writer.put(

@@ -155,13 +155,17 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        status, text = "finished", None
+        status = "finished"
+        text = None
         if isinstance(error, SystemExit) and error.code == TERMINATED:
-            status, text = "interrupted", "stopped by SIGTERM"
+            status = "interrupted"
+            text = "stopped by SIGTERM"
         elif isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-            status, text = "interrupted", "stopped by Ctrl-C"
+            status = "interrupted"
+            text = "stopped by Ctrl-C"
         elif error is not None:
-            status, text = "failed", f"{type(error).__name__}: {error}"
+            status = "failed"
+            text = f"{type(error).__name__}: {error}"
             log.error("The run failed: %s", text, extra={"raised": True})  # only for the file
         try:
             self.writer.put(

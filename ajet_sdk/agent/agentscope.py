@@ -116,7 +116,8 @@ def arguments(
 
     Models are made only if `wanted`. Raises MissingExtra for a model without AgentScope.
     """
-    size, values = config.rollout.max_model_len, dict[str, object](task=TaskRow(task))
+    size = config.rollout.max_model_len
+    values = dict[str, object](task=TaskRow(task))
     values["logger"] = logging.getLogger("ajet.workflow")
     values["response"] = getattr(output, "response", output) if is_output(output) else output
     if "model" in wanted:

@@ -233,7 +233,8 @@ def _stream_wrapper(function: Any) -> Any:
 
         @functools.wraps(function)
         async def stream_async(*args: object, **kwargs: object) -> AsyncIterator[object]:
-            outside, parts = current_episode.get(), list[object]()
+            outside = current_episode.get()
+            parts = list[object]()
             with _observe(stream_async, args, kwargs) as seen:
                 inside = current_episode.get()
                 async with aclosing(function(*args, **kwargs)) as inner:
@@ -250,7 +251,8 @@ def _stream_wrapper(function: Any) -> Any:
 
     @functools.wraps(function)
     def stream(*args: object, **kwargs: object) -> Generator[object, object, object]:
-        outside, parts = current_episode.get(), list[object]()
+        outside = current_episode.get()
+        parts = list[object]()
         with _observe(stream, args, kwargs) as seen, closing(function(*args, **kwargs)) as inner:
             inside = current_episode.get()
             sent: object = None
@@ -306,7 +308,8 @@ def _observe(
 ) -> AbstractContextManager[Any]:
     """An observed episode under `ajet.trace`; otherwise nothing, as a nested workflow of a run
     joins the outer one."""
-    watching, tag = observer.get(), wrapper.__ajet__
+    watching = observer.get()
+    tag = wrapper.__ajet__
     if watching is None or current_episode.get() is not None or tag.kind != "workflow":
         return nullcontext(SimpleNamespace())
     try:
@@ -408,7 +411,8 @@ def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, ob
 def _fill(
     parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any], into: dict[str, object]
 ) -> bool:
-    name, default = parameter.name, parameter.default
+    name = parameter.name
+    default = parameter.default
     if name == "task" and parameter.annotation in (str, "str"):
         into[name] = task.main_query
     elif name == "model" and name in reserved and _wants_text(parameter):

@@ -201,7 +201,8 @@ class AjetTuner:
 
         Raises ConfigError if no model answers the agent.
         """
-        targets, rollout = self._targets(), self.config.rollout
+        targets = self._targets()
+        rollout = self.config.rollout
         if targets is None or target_tag in targets:
             return self._model.agent(agent_name, target_tag)
         if not targets:

@@ -79,7 +79,8 @@ def mend(
 
 
 def _candidates(config: Config, shape: ModelShape) -> Iterator[Changes]:
-    common, rollout = config.trainer_common, config.rollout
+    common = config.trainer_common
+    rollout = config.rollout
     nodes = [n for n in (1, 2, 3, 4, 6, 8, 12, _MOST_NODES) if n >= common.nnodes]
     sizes = [size for size in divisors(shape.heads) if size in (1, 2, 4, 8)]
     parallel = sorted(sizes, key=lambda size: size != rollout.tensor_parallel_size)

@@ -30,7 +30,9 @@ class _ContentTee:
     """An aiohttp stream reader that passes the bytes it reads to `feed`."""
 
     def __init__(self, inner: aiohttp.StreamReader, feed: Feed, done: Done) -> None:
-        self._inner, self._feed, self._done = inner, feed, done
+        self._inner = inner
+        self._feed = feed
+        self._done = done
 
     def __getattr__(self, name: str) -> Any:
         attribute: Any = getattr(self._inner, name)
@@ -83,10 +85,8 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
         if active is None:
             return await original(self, method, str_or_url, **kwargs)
         payload = kwargs.get("json") if kwargs.get("json") is not None else kwargs.get("data")
-        url, headers = (
-            str(self._build_url(str_or_url)),
-            self._prepare_headers(kwargs.get("headers")),
-        )
+        url = str(self._build_url(str_or_url))
+        headers = self._prepare_headers(kwargs.get("headers"))
         plan = decide(active, method, url, headers, lambda: payload)
         if isinstance(plan, Reroute):
             rerouted = _arguments_to_gateway(self, plan, headers, payload, kwargs)

@@ -71,7 +71,9 @@ def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
         if active is None:
             return await original(self, name, arguments, *args, **kwargs)
         active = in_this_process(active)
-        recorder, started_at, span = active.recorder, now(), current_span()
+        recorder = active.recorder
+        started_at = now()
+        span = current_span()
 
         def record(result: object, error: str | None) -> None:
             sent = dict(arguments or {})
@@ -202,7 +204,8 @@ def patch_spans(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
 
 
 def _record(span: Span, recorder: object) -> None:
-    context, status = span.get_span_context(), span.status
+    context = span.get_span_context()
+    status = span.status
     ids = f"{context.trace_id:032x}", f"{context.span_id:016x}"
     if any(
         event.span_id == ids[1] for event in getattr(recorder, "events", ())

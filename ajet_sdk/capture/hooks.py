@@ -86,7 +86,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Patches libraries that are imported later."""
 
     def __init__(self, patches: Patches, fallback: Fallback) -> None:
-        self._patches, self._fallback = patches, fallback
+        self._patches = patches
+        self._fallback = fallback
 
     def patch(self, module: ModuleType) -> None:
         LIBRARIES[module.__name__](module, self._patches, self._fallback)
@@ -98,7 +99,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            loader, execute = spec.loader, spec.loader.exec_module
+            loader = spec.loader
+            execute = spec.loader.exec_module
 
             def execute_and_patch(module: ModuleType) -> None:
                 loader.exec_module = execute  # type: ignore[method-assign]  # a reload is not patched

@@ -160,7 +160,8 @@ def _url(connection: http.client.HTTPConnection, url: str) -> str:
     if "://" in url:
         return url
     scheme = "https" if connection.default_port == 443 else "http"
-    host, port = getattr(connection, "_tunnel_host", None) or connection.host, connection.port
+    host = getattr(connection, "_tunnel_host", None) or connection.host
+    port = connection.port
     return f"{scheme}://{host}:{port}{url}"
 
 
@@ -198,7 +199,8 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
         plan = decide(active, method, whole, sent_headers, lambda: body)
         with sending(active, plan):
             if isinstance(plan, Reroute):
-                gateway, path = client.get().connection_from_url(plan.url), urlsplit(plan.url).path
+                gateway = client.get().connection_from_url(plan.url)
+                path = urlsplit(plan.url).path
                 return original(
                     gateway, "POST", path, body, plan.headers(sent_headers), *args, **kwargs
                 )

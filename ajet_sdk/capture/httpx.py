@@ -97,7 +97,8 @@ class _Httpx:
 
         class Stream(module.SyncByteStream):  # type: ignore[misc,name-defined]
             def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:
-                self.chunks, self.close = chunks, close
+                self.chunks = chunks
+                self.close = close
 
             def __iter__(self) -> Iterator[bytes]:
                 return self.chunks
@@ -106,7 +107,8 @@ class _Httpx:
             def __init__(
                 self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]
             ) -> None:
-                self.chunks, self.aclose = chunks, close
+                self.chunks = chunks
+                self.aclose = close
 
             def __aiter__(self) -> AsyncIterator[bytes]:
                 return self.chunks
@@ -127,7 +129,8 @@ class _Httpx:
         The response is read unless `stream`. Raises the module's ReadTimeout, ConnectError (the
         gateway has stopped) and RemoteProtocolError (it closed the connection early).
         """
-        began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
+        began = time.perf_counter()
+        parts = queue.SimpleQueue[ResponsePart | None]()
         request.read()
         client = self._send_to_door(plan, request, parts.put, stream)
         patience = request.extensions.get("timeout", {}).get("read")
@@ -163,7 +166,8 @@ class _Httpx:
 
     async def aask(self, plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
         """As `ask`."""
-        began, parts = time.perf_counter(), _Inbox()
+        began = time.perf_counter()
+        parts = _Inbox()
         client = self._send_to_door(plan, request, parts.put, stream)
         patience = request.extensions.get("timeout", {}).get("read")
 

@@ -25,8 +25,10 @@ from ajet_sdk.capture.routing import (
 
 
 def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
-    transport, atransport = module.StdlibTransport, module.StdlibAsyncTransport
-    original, aoriginal = transport.__dict__["stream"], atransport.__dict__["_do_stream"]
+    transport = module.StdlibTransport
+    atransport = module.StdlibAsyncTransport
+    original = transport.__dict__["stream"]
+    aoriginal = atransport.__dict__["_do_stream"]
     client = OwnClient(lambda: transport(trust_env=False, max_connections=256))
     aown: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 

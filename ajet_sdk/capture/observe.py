@@ -104,7 +104,8 @@ class trace(AbstractContextManager["trace"]):
 
     def close(self) -> None:
         """Stop observing and close the file. Further calls have no effect."""
-        observation, self._observation = self._observation, None
+        observation = self._observation
+        self._observation = None
         if observation is None:
             return
         atexit.unregister(self.close)
@@ -130,7 +131,8 @@ class ObservedEpisode:
         if gateway is not None:
             self.active = replace(self.active, gateway_url=gateway.url, api_key=gateway.token)
         self.started_at = now()
-        self._put, self._settings = put, settings
+        self._put = put
+        self._settings = settings
         self.events: list[Event] = []
         self.over = False
         self.secrets = set[str]()
@@ -234,7 +236,8 @@ class Observation:
     def _begin(self) -> _TraceFile | None:
         """Delete old files and begin the next file; None, with a warning, if it cannot be
         written."""
-        path, host = self._settings.path, socket.gethostname()
+        path = self._settings.path
+        host = socket.gethostname()
         try:
             if path.suffix == ".duckdb" and not path.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -296,7 +299,9 @@ class Observation:
             if fresh is None or full is None:
                 self._rotates_from = time.time() - (full.started if full else 0.0) + _RETRY
             else:
-                self._file, self._process, self._rotates_from = fresh, None, 0.0
+                self._file = fresh
+                self._process = None
+                self._rotates_from = 0.0
                 self._writing.wait_for(lambda: full.puts == 0)
         if fresh is not None and full is not None:
             full.close()
@@ -388,7 +393,8 @@ class Observation:
         )
 
     def _masked(self, event: Event) -> Event:
-        clean, protocol = self._settings.clean, self._settings.clean_call
+        clean = self._settings.clean
+        protocol = self._settings.clean_call
         result = (protocol if event.kind == "mcp" else clean)(event.result)
         return event.model_copy(
             update={

@@ -82,7 +82,8 @@ def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
 def _nowhere() -> Any:
     """Run the block outside of any episode, as the threads and processes it starts outlive the
     episode."""
-    token, outer = current_episode.set(None), current_activity.set(None)
+    token = current_episode.set(None)
+    outer = current_activity.set(None)
     try:
         yield
     finally:
@@ -151,7 +152,8 @@ class _Submitted:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         activity = None if self._active is None else self._activity
-        token, outer = current_episode.set(self._active), current_activity.set(activity)
+        token = current_episode.set(self._active)
+        outer = current_activity.set(activity)
         self._threads.add(threading.get_ident())
         try:
             return self._function(*args, **kwargs)
@@ -199,7 +201,8 @@ class Carried:
     """Runs a function in another process, in the episode that submitted it."""
 
     def __init__(self, fn: Callable[..., Any], active: ActiveEpisode, hooks: Hooks) -> None:
-        self._fn, self._hooks = fn, hooks
+        self._fn = fn
+        self._hooks = hooks
         self._active = active
 
     def __call__(self, *args: object, **kwargs: object) -> Any:

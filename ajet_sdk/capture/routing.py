@@ -111,7 +111,9 @@ class PassThrough:
         secrets: Collection[str] = (),
     ) -> None:
         """`secrets`: keys of the request, which its response may repeat."""
-        began, agent, tag = time.time(), identity.agent, identity.target_tag
+        began = time.time()
+        agent = identity.agent
+        tag = identity.target_tag
         self._recorder = active.recorder
         self._secrets = secrets
         self._exchange = ObservedExchange(
@@ -167,7 +169,8 @@ class PassThrough:
             never_raise(lambda: self._record({}, f"{type(error).__name__}: {error}"))
 
     def _record(self, response: dict[str, object], error: str | None) -> None:
-        response, error = without(response, self._secrets), without(error, self._secrets)
+        response = without(response, self._secrets)
+        error = without(error, self._secrets)
         self._recorder.observed(
             replace(self._exchange, response=response, ended_at=time.time(), error=error)
         )
@@ -194,7 +197,8 @@ def decide(
     answer, MissingResource if the host would get a placeholder as key, and UnattributedCall for an
     LLM request that belongs to no single episode; all fail the episode.
     """
-    method, parts = method.upper(), urlsplit(url)
+    method = method.upper()
+    parts = urlsplit(url)
     target = endpoint(parts.path, parts.query) if method == "POST" else None
     if _is_ours(url, headers, active):
         if target is None or target.dialect is None:
@@ -203,7 +207,8 @@ def decide(
         return around_socket or ToGateway()
     if active.pid != os.getpid():
         active = in_this_process(active)
-    body, plan = None, None
+    body = None
+    plan = None
     if target is not None and (target.dialect is not None or is_local_inference(url)):
         raw = read()
         body = _parsed(raw)
@@ -241,7 +246,8 @@ def _plan(
     """The decision for a request to a route of a dialect; None if it is no LLM request."""
     if target.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
-    agent, tag = headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target")
+    agent = headers.get("x-ajet-agent") or "default"
+    tag = headers.get("x-ajet-target")
     identity = AgentIdentity(agent, tag, child=active.child)
     if active.reroutes and active.recorder.answers(_model(body, url)) != "other":
         place = RequestTarget(active.episode_id, active.api_key, identity, target, target.dialect)
@@ -282,7 +288,8 @@ def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> boo
 
 def _by_handle(active: ActiveEpisode, url: str, headers: Mapping[str, str]) -> Reroute | None:
     """Reroute a handle's request around the socket, if the gateway is in this process."""
-    door, place = door_of(active), _place(url, headers)
+    door = door_of(active)
+    place = _place(url, headers)
     if door is None or not place.key or not url.startswith(active.gateway_url + "/"):
         return None
     return Reroute(active.gateway_url, place, door)

@@ -120,7 +120,8 @@ def _unescaped(text: str) -> str:
 
 def _without(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
     """Replace the matches of all patterns in a text; matches may overlap."""
-    parts, end = list[str](), 0
+    parts = list[str]()
+    end = 0
     for start, stop in sorted(
         match.span() for pattern in patterns for match in pattern.finditer(text) if match[0]
     ):

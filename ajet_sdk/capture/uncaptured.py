@@ -138,7 +138,8 @@ def refuse_inference(
     """Raise UncapturedTraffic if a model other than the policy may answer a request; `body` is its
     JSON."""
     active.note(f"{method} {_place(url)}")
-    guard, parts = active.guard, urlsplit(url)
+    guard = active.guard
+    parts = urlsplit(url)
     websocket = (headers.get("upgrade") or "").lower() == "websocket"
     if guard is None or (method in READS and not websocket):
         return
@@ -209,7 +210,8 @@ def _checked_call(original: Callable[..., object]) -> Callable[..., object]:
             target: Any = self._channel.target  # a method; with asyncio a value
             if callable(target):
                 target = target()
-            target, path = _text(target), _text(self._method)
+            target = _text(target)
+            path = _text(self._method)
             host = target.rpartition("/")[2].partition(":")[0]
             url = f"https://{host}{path}"
             known = watches(active.guard, host) and not NO_INFERENCE_RPC.fullmatch(

@@ -197,7 +197,8 @@ def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
         files = [folder / name for name in names if not _LEFT_OUT & {*Path(name).parts}]
         files = [path for file in files for path in (_walk(file) if file.is_dir() else [file])]
     except (OSError, subprocess.SubprocessError):  # no git here, or no repository
-        names, files = [], []
+        names = []
+        files = []
     files = files if names else _walk(folder)  # a folder that git ignores completely is sent anyway
     return [
         file

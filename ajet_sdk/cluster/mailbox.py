@@ -84,7 +84,8 @@ class Mailbox:
         except asyncio.TimeoutError:
             return []
         self._news.clear()
-        items, self._items = self._items, []
+        items = self._items
+        self._items = []
         return items
 
 

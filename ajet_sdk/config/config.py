@@ -263,7 +263,8 @@ class Config(Section):
         """Let `rollout.force_disable_toolcalls` select the parser `none`."""
         if not isinstance(data, Mapping):
             return data
-        rollout, model = data.get("rollout"), data.get("model") or {}
+        rollout = data.get("rollout")
+        model = data.get("model") or {}
         if not isinstance(rollout, Mapping) or rollout.get("force_disable_toolcalls") is not True:
             return data
         return (
@@ -298,10 +299,8 @@ class Config(Section):
                 "must be a valid directory name: at most 200 bytes, no / or \\, no control"
                 " characters, no leading . {got}; to give a path, set experiment_dir",
             )
-        estimator, grouped = (
-            self.trainer_common.algorithm.adv_estimator,
-            self.trainer_common.algorithm.grouped,
-        )
+        estimator = self.trainer_common.algorithm.adv_estimator
+        grouped = self.trainer_common.algorithm.grouped
         if self.backbone != "debug" and self.rollout.num_repeat < 2 and grouped:
             raise wrong(
                 "rollout.num_repeat",
@@ -318,7 +317,8 @@ class Config(Section):
         if rollout.trained_models == "separate":
             self._check_separate_models()
         drawn = (rollout.temperature, rollout.top_p, max(rollout.top_k, 0))
-        remote, service = self.trainer_common.algorithm.remote_teacher, self.backbone == "tinker"
+        remote = self.trainer_common.algorithm.remote_teacher
+        service = self.backbone == "tinker"
         if (remote or service) and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
             who = (
                 "backbone tinker: the service"
@@ -347,7 +347,8 @@ class Config(Section):
 
     def _check_separate_models(self) -> None:
         """Refuse what needs one model for all trained targets."""
-        common, rollout = self.trainer_common, self.rollout
+        common = self.trainer_common
+        rollout = self.rollout
         why = ""
         if self.backbone not in ("local", "debug"):
             why = f"backbone {self.backbone}; use backbone local"
@@ -413,7 +414,8 @@ def load_config(
     Raises:
         ConfigError: lists all invalid keys and values, each with file and line.
     """
-    source, translated = Source({}, {}), Translation()
+    source = Source({}, {})
+    translated = Translation()
     if path is not None:
         path = Path(path)
         source = read_document(path, tuple(Config.model_fields))

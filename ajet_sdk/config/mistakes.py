@@ -122,7 +122,9 @@ _KINDS = {
 def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
     """The message for an unknown key, with its location and the nearest key of the section, else of
     any."""
-    path, last, parent = ".".join(steps), steps[-1], ".".join(steps[:-1])
+    path = ".".join(steps)
+    last = steps[-1]
+    parent = ".".join(steps[:-1])
     siblings = [p for p in known if p.rpartition(".")[0] == parent]
     near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
     near = near or _closest(last, siblings, 0.5) or _closest(last, known, 0.6)

@@ -262,7 +262,8 @@ def first_model(config: Config) -> str:
     return str(place) if place.exists() else config.model.path
 
 
-STATE, _STEP = "state.json", "step_"
+STATE = "state.json"
+_STEP = "step_"
 """The file that marks a checkpoint as complete, and the prefix of its directory's name."""
 
 

@@ -37,7 +37,8 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     place, arrow, name = class_path.partition("->")
     if not arrow:
         place, _, name = class_path.rpartition(":")
-    place, name = place.strip(), name.strip()
+    place = place.strip()
+    name = name.strip()
     if not place or not name:
         raise ConfigError(
             "a class path is package.module->Name, path/file.py->Name or file.py:name (got"

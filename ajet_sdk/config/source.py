@@ -197,7 +197,8 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Z][A-Z0-9_]*)\s*\}\}")
 
 def _refuse_placeholders(node: yaml.Node | None, name: str) -> None:
     """Raise ConfigError for the first placeholder `{{NAME}}`, except in multi-line texts."""
-    nodes, seen = [node], set[int]()
+    nodes = [node]
+    seen = set[int]()
     while nodes:
         node = nodes.pop()
         if node is None or id(node) in seen:
@@ -227,7 +228,8 @@ def _refuse(text: str, name: str, line: int) -> None:
         )
 
 
-_DEPTH, _VALUES = 100, 100_000
+_DEPTH = 100
+_VALUES = 100_000
 """Limits of a config with its aliases expanded: a kilobyte of YAML can expand to more than the
 memory."""
 
@@ -328,7 +330,8 @@ def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str
         return lines
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
-        step, line = str(key_node.value), key_node.start_mark.line + 1
+        step = str(key_node.value)
+        line = key_node.start_mark.line + 1
         if step == "<<":
             continue
         if step in seen:

@@ -71,7 +71,8 @@ class Messages(ChatDialect):
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """Return the whole message. In a thread, later requests of the episode can continue it."""
         choice = completion["choices"][0]
-        message, stop = choice["message"], choice.get("stop_reason")
+        message = choice["message"]
+        stop = choice.get("stop_reason")
         reason = STOP_REASONS[choice["finish_reason"]]
         if message.get("tool_calls") and reason == "end_turn":
             reason = "tool_use"
@@ -158,18 +159,17 @@ class Messages(ChatDialect):
         return {"data": [self.model(name) for name in names], "has_more": False, **ends}
 
 
-MESSAGES, COUNT = Messages(), Messages(counts=True)
+MESSAGES = Messages()
+COUNT = Messages(counts=True)
 
 
 # Responses
 
 
 def _blocks(message: Json) -> Iterator[Json]:
-    thought, text, calls = (
-        message.get("reasoning_content"),
-        message.get("content"),
-        message.get("tool_calls") or (),
-    )
+    thought = message.get("reasoning_content")
+    text = message.get("content")
+    calls = message.get("tool_calls") or ()
     if thought:
         yield {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
     if text or not (thought or calls):

@@ -144,7 +144,8 @@ def _messages(body: Mapping[str, object]) -> list[Json]:
             "system",
         ):
             raise RequestRefused(f"{where}.role must be user, assistant or system", "messages")
-        role, content = message["role"], message.get("content")
+        role = message["role"]
+        content = message.get("content")
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
         elif role == "system":
@@ -190,7 +191,9 @@ _NEEDED = {
 
 
 def _assistant(blocks: list[object], where: str) -> Json:
-    texts, thoughts, calls = list[str](), list[str](), list[Json]()
+    texts = list[str]()
+    thoughts = list[str]()
+    calls = list[Json]()
     for index, value in enumerate(blocks):
         block = _block(
             value, ("text", "thinking", "redacted_thinking", "tool_use"), f"{where}.content.{index}"

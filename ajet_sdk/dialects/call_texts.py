@@ -78,7 +78,8 @@ def map_call(value: object, text: Callable[[str], str], within: str = "") -> obj
     of_tool = any(word in kind for word in ("tool", "function", "_call"))
     call: dict[str, object] = {}
     for key, item in value.items():
-        name, is_part = camel_case(key), isinstance(item, (Mapping, list, tuple))
+        name = camel_case(key)
+        is_part = isinstance(item, (Mapping, list, tuple))
         if name in _SPELLED and is_part:
             call[key] = None
         elif (name in _VALUES or (name == "name" and of_tool)) and not is_part:

@@ -133,11 +133,9 @@ class Gemini(ChatDialect):
 
 def _candidate(choice: Json, shown: bool) -> Json:
     message = choice["message"]
-    thought, text, calls = (
-        message.get("reasoning_content"),
-        message.get("content"),
-        message.get("tool_calls") or (),
-    )
+    thought = message.get("reasoning_content")
+    text = message.get("content")
+    calls = message.get("tool_calls") or ()
     parts = list[Json]()
     if text or not calls:
         parts.append({"text": text or ""})

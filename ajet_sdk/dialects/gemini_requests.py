@@ -180,7 +180,9 @@ def _text(part: Json) -> str:
 
 
 def _assistant(parts: list[Json], where: str, index: int) -> Json:
-    texts, thoughts, signed = list[str](), list[str](), list[str]()
+    texts = list[str]()
+    thoughts = list[str]()
+    signed = list[str]()
     calls = list[Json]()
     for part in parts:
         signed += _of_signature(part.get("thoughtSignature"))
@@ -208,7 +210,8 @@ def _user(parts: list[Json], where: str, waiting: list[tuple[str, str]]) -> Iter
             content = []
         response = camel(part["functionResponse"], f"{where}.functionResponse")
         refuse(response, RESPONSE_FIELDS)
-        name, known = response.get("name"), response.get("id")
+        name = response.get("name")
+        known = response.get("id")
         answered = next(
             (call for call in waiting if known == call[0] or (not known and name == call[1])), None
         )
@@ -322,7 +325,8 @@ def _config(config: JsonView) -> Json:
     if "top_logprobs" in options:
         options.setdefault("logprobs", True)
     thinking = camel(config.get("thinkingConfig") or {}, "thinkingConfig")
-    budget, level = thinking.get("thinkingBudget"), thinking.get("thinkingLevel")
+    budget = thinking.get("thinkingBudget")
+    level = thinking.get("thinkingLevel")
     if budget is not None and budget >= 0:
         options["chat_template_kwargs"] = {"enable_thinking": budget > 0}
     if level and not str(level).upper().endswith("UNSPECIFIED"):

@@ -64,7 +64,9 @@ def parts_of(raw: object) -> MessageParts:
     role = raw.get("role", "?" if "content" in raw and "type" not in raw else None)
     if not isinstance(role, str):
         return _item(raw)
-    answers, texts, calls = _word(raw.get("tool_call_id")), list[str](), list[ToolCall]()
+    answers = _word(raw.get("tool_call_id"))
+    texts = list[str]()
+    calls = list[ToolCall]()
     reasoning = [next((text for key in _REASONING if isinstance(text := raw.get(key), str)), "")]
     for part in _listed(raw.get("content")):
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -113,11 +115,14 @@ _MEDIA = ("image", "audio", "video", "file", "document")
 def request_messages(request: Mapping[str, object]) -> list[object]:
     """Return the messages of a request of any dialect, as sent."""
     if "messages" in request:
-        messages, system = request["messages"], request.get("system")
+        messages = request["messages"]
+        system = request.get("system")
     elif "input" in request:
-        messages, system = request["input"], request.get("instructions")
+        messages = request["input"]
+        system = request.get("instructions")
     else:
-        messages, system = request.get("prompt"), None
+        messages = request.get("prompt")
+        system = None
     before: list[object] = (
         [] if system in (None, "", []) else [{"role": "system", "content": system}]
     )

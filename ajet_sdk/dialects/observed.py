@@ -33,7 +33,9 @@ def join_events(text: str) -> Json:
     the whole response in the last event. `stream_error` is set if the stream broke off or an event
     is not JSON.
     """
-    events, broken, done = list[Json](), "", False
+    events = list[Json]()
+    broken = ""
+    done = False
     for data in _data(text):
         if data == "[DONE]":
             done = True
@@ -161,7 +163,8 @@ class _ToolCalls:
         """Add the pieces of one chunk."""
         extended = list[Json]()
         for piece in pieces:
-            index, kind = _index(piece), "custom" if "custom" in piece else "function"
+            index = _index(piece)
+            kind = "custom" if "custom" in piece else "function"
             body = piece.get(kind) or {}
             call = self._continued(index, piece, body, extended)
             if call is None:
@@ -287,7 +290,8 @@ def _message(events: list[Json]) -> Json:
     unknown = list[Json]()
     latest = 0
     for event in events:
-        kind, delta = event.get("type"), event.get("delta") or {}
+        kind = event.get("type")
+        delta = event.get("delta") or {}
         index = _index(event)
         latest = latest if index is None else index
         if kind == "message_start":

@@ -92,7 +92,8 @@ class Completions:
         subject = body.get(needed)
         if not isinstance(subject, list if self.chat else (str, list)) or not subject:
             raise RequestRefused(f"{route} needs {needed}", needed)
-        options, named = Json(), Json()
+        options = Json()
+        named = Json()
         taken = ("messages", "tools") if self.chat else ("prompt",)
         for name, value in body.items():
             if name not in taken:
@@ -184,7 +185,8 @@ class Completions:
         return {"object": "list", "data": [self.model(name) for name in names]}
 
 
-CHAT, TEXT = Completions(chat=True), Completions(chat=False)
+CHAT = Completions(chat=True)
+TEXT = Completions(chat=False)
 
 
 class ChatDialect:
@@ -216,12 +218,10 @@ def read_sampling(body: Mapping[str, object]) -> Sampling:
     for name, (low, whole) in NUMBERS.items():
         value = body.get(name)
         named[name] = None if value is None else _number(name, value, low, whole)
-    n, top_p, top_k, temperature = (
-        named["n"] or 1,
-        named["top_p"],
-        named["top_k"],
-        named["temperature"],
-    )
+    n = named["n"] or 1
+    top_p = named["top_p"]
+    top_k = named["top_k"]
+    temperature = named["temperature"]
     if n > MOST_CHOICES:
         raise RequestRefused(f"n must be at most {MOST_CHOICES} (got {n})", "n")
     if not isinstance(body.get("stream_options") or {}, dict):

@@ -109,7 +109,8 @@ class Responses(ChatDialect):
             chat.pop("parallel_tool_calls", None)  # without effect
         if "tool_choice" in chat:
             chat["tool_choice"] = _tool_choice(body["tool_choice"])
-        text, reasoning = _object(body, "text"), _object(body, "reasoning")
+        text = _object(body, "text")
+        reasoning = _object(body, "reasoning")
         if text.get("format") is not None:
             chat["response_format"] = _response_format(text["format"])
         if text.get("verbosity") is not None:
@@ -125,7 +126,8 @@ class Responses(ChatDialect):
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         """Return the whole response. Unless `store` is false, later requests of the episode can
         continue it."""
-        choice, request_id = completion["choices"][0], completion["id"].partition("-")[2]
+        choice = completion["choices"][0]
+        request_id = completion["id"].partition("-")[2]
         output = items_of(choice, body, request_id)
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(
             choice["finish_reason"]
@@ -239,7 +241,8 @@ def _object(body: Mapping[str, object], name: str) -> JsonView:
 
 
 def _messages(body: Mapping[str, object], stored: Mapping[str, Json]) -> list[Json]:
-    request_input, before = body.get("input"), body.get("previous_response_id")
+    request_input = body.get("input")
+    before = body.get("previous_response_id")
     if request_input is None or (request_input == [] and before is None):
         raise RequestRefused("responses needs input", "input")
     if before is not None and (not isinstance(before, str) or before not in stored):

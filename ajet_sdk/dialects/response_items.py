@@ -76,7 +76,8 @@ class ItemReader:
             )
 
     def _message(self, item: JsonView, where: str) -> None:
-        role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
+        role = item.get("role")
+        content = _content(item.get("content"), f"{where}.content")
         if role not in ("user", "assistant", "system", "developer"):
             raise RequestRefused(
                 f"{where}.role must be user, assistant, system or developer (got {role!r})", "input"
@@ -161,11 +162,13 @@ def qualified(namespace: object, name: object) -> object:
 
 
 def items_of(choice: JsonView, body: JsonView, request_id: str) -> list[Json]:
-    message, output = choice["message"], list[Json]()
+    message = choice["message"]
+    output = list[Json]()
     thought = message.get("reasoning_content")
     if thought:
         output.append(_reasoning_item(thought, body, f"rs_{request_id}"))
-    content, calls = message.get("content") or "", message.get("tool_calls") or ()
+    content = message.get("content") or ""
+    calls = message.get("tool_calls") or ()
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
     if content or not (calls or (thought and choice["finish_reason"] == "length")):
@@ -182,7 +185,8 @@ def items_of(choice: JsonView, body: JsonView, request_id: str) -> list[Json]:
         for t in s.get("tools") or ()
     }
     for index, call in enumerate(calls):
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        name = call["function"]["name"]
+        arguments = call["function"]["arguments"]
         about = {"call_id": call["id"], "name": name}
         if name in within:
             about["namespace"], about["name"] = within[name]

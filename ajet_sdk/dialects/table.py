@@ -136,7 +136,8 @@ def endpoint(path: str, query: str = "") -> ApiRoute:
     path = path.strip("/")
     match = _GEMINI.search(path)
     if match is not None:
-        name, method = unquote(match[1]), match[2]
+        name = unquote(match[1])
+        method = match[2]
         sse = "sse" in parse_qs(query).get("alt", ())
         dialect = Gemini(name, method, sse)
         route = f"models/{match[1]}:{method}" + ("?alt=sse" if sse else "")

@@ -79,9 +79,11 @@ class Chat:
         takes_pictures: bool = True,
         name: str = "the model",
     ) -> None:
-        self.tokenizer, self.name = tokenizer, name
+        self.tokenizer = tokenizer
+        self.name = name
         self.takes_pictures = takes_pictures and tokenizer.pictures is not None
-        self._rescored, self._constrains = rescored, constrains
+        self._rescored = rescored
+        self._constrains = constrains
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
         self._large = asyncio.Lock()
@@ -163,7 +165,8 @@ class Chat:
         for index, message in enumerate(messages):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
-            calls, content = message.get("tool_calls"), message.get("content")
+            calls = message.get("tool_calls")
+            content = message.get("content")
             if calls and (wrong := tool_calls_fault(calls)) is not None:
                 raise RequestRefused(f"messages[{index}].{wrong}", "messages")
             for part in content if isinstance(content, list) else ():
@@ -292,15 +295,14 @@ class Chat:
                 policy_version=sampled.policy_version,
                 weight_updates=sampled.weight_updates,
             )
-        logprobs, parsed = sampled.logprobs, self._read(conversation, text)
+        logprobs = sampled.logprobs
+        parsed = self._read(conversation, text)
         if len(parsed.calls) > 1 and conversation.ask.options.get("parallel_tool_calls") is False:
             # Cut after the first call; the tokens after it are only counted.
             kept_ids = self._until(ids, len(text) - parsed.behind_first)
-            ids, logprobs, tokens = (
-                ids[:kept_ids],
-                logprobs and logprobs[:kept_ids],
-                tokens and tokens[:kept_ids],
-            )
+            ids = ids[:kept_ids]
+            logprobs = logprobs and logprobs[:kept_ids]
+            tokens = tokens and tokens[:kept_ids]
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
         message = self._message(conversation, parsed, ids, index)
         builder = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
@@ -344,7 +346,8 @@ class Chat:
 
     def _until(self, ids: Sequence[int], length: int) -> int:
         """The number of ids that decode to `length` characters."""
-        low, high = 1, len(ids)
+        low = 1
+        high = len(ids)
         while low < high:
             middle = (low + high) // 2
             low, high = (
@@ -377,10 +380,8 @@ class Chat:
         choices = tuple(
             self.choice(conversation, sample, index) for index, sample in enumerate(sampled)
         )
-        prompt, output = (
-            len(conversation.prompt_ids),
-            sum(len(sample.output_ids) for sample in sampled),
-        )
+        prompt = len(conversation.prompt_ids)
+        output = sum(len(sample.output_ids) for sample in sampled)
         return Answer(
             choices=choices,
             model=model,

@@ -249,7 +249,8 @@ class ModelClient:
                 raise
             usage = answer.get("usage")
             usage = usage if isinstance(usage, dict) else {}
-            input_tokens, output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            input_tokens = usage.get("prompt_tokens")
+            output_tokens = usage.get("completion_tokens")
             if not isinstance(output_tokens, int):
                 output_tokens = min(most_output, _guess_tokens(answer))
             self.budget.settle(

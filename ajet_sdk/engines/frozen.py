@@ -196,7 +196,8 @@ class FrozenModel:
         self.model = config.model_name
         self.last_use = self.waiting = 0
         """Count at its last use; number of calls that wait for it."""
-        self._of, self._config = of, config
+        self._of = of
+        self._config = config
         self.engine: Engine | None = None
         """None while closed."""
         self._opening = asyncio.Lock()
@@ -213,7 +214,8 @@ class FrozenModel:
 
     async def answer(self, ask: Ask) -> Answer:
         self._of.count += 1
-        self.last_use, self.waiting = self._of.count, self.waiting + 1
+        self.last_use = self._of.count
+        self.waiting = self.waiting + 1
         try:
             return await (self.engine or await self.open()).answer(ask)
         finally:
@@ -232,7 +234,8 @@ class FrozenModel:
 
     async def aclose(self) -> None:
         """Close it; the next call opens it again."""
-        engine, self.engine = self.engine, None
+        engine = self.engine
+        self.engine = None
         if engine is not None:
             await engine.aclose()
 

@@ -36,7 +36,8 @@ def at_endpoint(config: Config) -> Config:
 
     A local model is a path, or a name on the hub with weights in the hub's cache.
     """
-    model, url = config.model, os.environ.get("OPENAI_BASE_URL")
+    model = config.model
+    url = os.environ.get("OPENAI_BASE_URL")
     named = (
         model.base_url or model.scripted or model.recipe or str(model.path).startswith(AT_SERVICE)
     )
@@ -73,7 +74,8 @@ def open_engine(config: Config) -> Engine:
             tool_call_parser=model.tool_call_parser,
         )
     if model.base_url:
-        key, name = api_key(model.api_key_env), model.name or model.path
+        key = api_key(model.api_key_env)
+        name = model.name or model.path
         if not name:
             raise ConfigError(
                 f"model.base_url is {model.base_url}, but no model is named; set model.name"

@@ -58,7 +58,9 @@ class Pace:
         per_minute: float | None = None,
     ) -> None:
         self.retries = retries
-        self._base_url, self._remedy, self._patience = public(base_url), remedy, patience
+        self._base_url = public(base_url)
+        self._remedy = remedy
+        self._patience = patience
         self._interval = 60.0 / per_minute if per_minute else 0.0
         self._halted: AjetError | None = None
         self._answered = False

@@ -28,7 +28,8 @@ from ajet_sdk.protocols import PictureFormat, Tokenizer
 from ajet_sdk.samples.splits import REPLACEMENT
 from ajet_sdk.tokens.template import Arguments, Message
 
-_CUT, _EDGE = "\ufdd0", "\ufdd1"
+_CUT = "\ufdd0"
+_EDGE = "\ufdd1"
 """Noncharacters, which Unicode reserves for a program's own use."""
 _PICTURE = re.compile(f"{_EDGE}([0-9a-f]{{64}}){_EDGE}")
 
@@ -136,7 +137,8 @@ class PictureText:
         placed = []
         done = 0
         for picture, tokens in zip(pictures, counts, strict=True):
-            start, last = int(at[done]), int(at[done + tokens - 1])
+            start = int(at[done])
+            last = int(at[done + tokens - 1])
             placed.append(PlacedPicture(begin + start, begin + last + 1, picture, token_id))
             done += tokens
         return tuple(placed)

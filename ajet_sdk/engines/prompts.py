@@ -97,7 +97,8 @@ class _Call:
         return self.decode(list(self.output_ids)) if self.decoded is None else self.decoded
 
     def ids_of_prompt(self) -> array[int]:
-        pieces, call = [self.new_ids], self.parent
+        pieces = [self.new_ids]
+        call = self.parent
         while call is not None:
             pieces += [call.output_ids, call.new_ids]
             call = call.parent
@@ -167,7 +168,8 @@ class PromptBuilder:
         template = self._template
         with self._lock:
             request = self._form(template, messages)
-            formed, keys = list(request.formed), request.keys
+            formed = list(request.formed)
+            keys = request.keys
             candidates = self._candidates(request)
             if candidates:
                 formed = _respell(formed, [*candidates[0].formed, candidates[0].formed_reply or {}])
@@ -183,7 +185,9 @@ class PromptBuilder:
             call = _Call(side, formed, keys, text, len(text), decode=self._decode)
             cause = self._continue(call, text, candidates)
             if continue_last:
-                call.formed, call.keys, call.begun = formed[:-1], keys[:-1], request.cleaned[-1]
+                call.formed = formed[:-1]
+                call.keys = keys[:-1]
+                call.begun = request.cleaned[-1]
             ids = call.ids_of_prompt().tolist()
             return Prompt(ids, len(ids) - len(call.new_ids), cause, call, rendered)
 
@@ -216,7 +220,8 @@ class PromptBuilder:
             )
             call.decoded = self._decode(list(call.output_ids))
             call.formed_reply = self._template.form_cleaned(self._apart(reply))
-            call.side.reply, call.side.stop = reply, stop
+            call.side.reply = reply
+            call.side.stop = stop
             key = _key(call.keys[-1] if call.keys else b"", reply)
             self._answered.setdefault(key, []).append(call)
             self._seen.update(dict.fromkeys([*call.keys, key], call))
@@ -294,7 +299,8 @@ class PromptBuilder:
             self._take_new_ids(call, text[end:])
             parent.decoded = None
             if parent.text is not None:
-                parent.text, parent.holder = None, call
+                parent.text = None
+                parent.holder = call
             return None if parent is candidates[0] else self._cause(call, text, candidates)
         self._take_new_ids(call, text)
         return self._cause(call, text, candidates)

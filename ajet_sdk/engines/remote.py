@@ -67,7 +67,8 @@ class RemoteEngine:
     async def answer(self, ask: Ask) -> Answer:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EndpointMisconfigured,
         EngineError."""
-        wants_ids, route = self._ids_given is not False, ask.route
+        wants_ids = self._ids_given is not False
+        route = ask.route
         try:
             reply = await self._endpoint.post(route, self._body(ask, wants_ids))
         except RequestRefused as refused:
@@ -94,7 +95,8 @@ class RemoteEngine:
         return reply
 
     def _body(self, ask: Ask, with_ids: bool) -> dict[str, Any]:
-        sampling, subject = ask.sampling, "prompt" if ask.messages is None else "messages"
+        sampling = ask.sampling
+        subject = "prompt" if ask.messages is None else "messages"
         body: dict[str, object] = {
             "model": self.model,
             subject: ask.prompt if ask.messages is None else ask.messages,

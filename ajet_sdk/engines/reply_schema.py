@@ -330,7 +330,8 @@ def fault_in(
 
 def _message(message: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Validate a reply of Anthropic's Messages."""
-    blocks, usage = message.get("content"), message.get("usage")
+    blocks = message.get("content")
+    usage = message.get("usage")
     if not isinstance(blocks, list) or not all(
         isinstance(block, Mapping) and block.get("type") for block in blocks
     ):
@@ -351,7 +352,8 @@ def _message(message: Mapping[str, object], request: Mapping[str, object]) -> st
 
 def _response(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Validate a reply of OpenAI's Responses."""
-    status, items = response.get("status"), response.get("output")
+    status = response.get("status")
+    items = response.get("output")
     if request.get("background") and status in ("queued", "in_progress"):
         return None
     if not isinstance(items, list) or not all(
@@ -390,7 +392,8 @@ def _response(response: Mapping[str, object], request: Mapping[str, object]) -> 
 
 def _candidates(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Validate a reply of Gemini."""
-    candidates, usage = response.get("candidates"), response.get("usageMetadata")
+    candidates = response.get("candidates")
+    usage = response.get("usageMetadata")
     if not candidates and finish_of(_field(response.get("promptFeedback"), "blockReason")):
         return None  # the prompt was filtered
     if not isinstance(candidates, list) or not candidates:

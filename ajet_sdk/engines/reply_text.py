@@ -117,7 +117,8 @@ def _open_block(template: ChatTemplate, head: str) -> tuple[str, str] | None:
     """The marks of reasoning if the generation prompt opens a block of it; None if it doesn't."""
     if template.reasoning is None:
         return None
-    opening, closing = template.reasoning[0].strip(), template.reasoning[1]
+    opening = template.reasoning[0].strip()
+    closing = template.reasoning[1]
     if not opening or not head.rstrip().endswith(opening):
         return None
     return opening, closing if closing != closing.strip() else _CLOSING.format(mark=closing)
@@ -127,7 +128,8 @@ def _faults_of_reasoning(template: ChatTemplate, head: str, body: str, *, cut: b
     marks = _open_block(template, head)
     if marks is None:
         return []
-    opening, closing = marks[0], marks[1].strip()
+    opening = marks[0]
+    closing = marks[1].strip()
     faults: list[str] = []
     if body.lstrip().startswith(opening):
         faults.append(f"it begins with {opening}, which the generation prompt has already")

@@ -111,7 +111,8 @@ class _Work:
         began."""
         answered = [call for call in choices if _reply(call) is not None]
         body = choices[0].request
-        chat, plain = isinstance(body.get("messages"), list), isinstance(body.get("prompt"), str)
+        chat = isinstance(body.get("messages"), list)
+        plain = isinstance(body.get("prompt"), str)
         if not answered or not (chat or plain) or "system" in body:
             return
         began = choices[0].started_at
@@ -127,11 +128,9 @@ class _Work:
             self._add(call, prompt, self._recorded_ids(call) or encode_text(self.tokenizer, text))
 
     def _chat(self, agent: str, body: Json, calls: Sequence[Call]) -> None:
-        messages, tools, options = (
-            _checked(body["messages"], takes_pictures=self.tokenizer.pictures is not None),
-            body.get("tools") or None,
-            _options(body),
-        )
+        messages = _checked(body["messages"], takes_pictures=self.tokenizer.pictures is not None)
+        tools = body.get("tools") or None
+        options = _options(body)
         tokens = self._agents.setdefault(agent, PromptBuilder(self.tokenizer))
         prompt = tokens.prompt(messages, tools, **options)
         replies = [dict(_reply(call) or {}) for call in calls]

@@ -196,18 +196,23 @@ class ScriptedEngine:
         return replies
 
     def _sampled(self, conversation: Conversation, reply: Reply) -> Sampled:
-        tokenizer, sampling = self.tokenizer, conversation.sampling
+        tokenizer = self.tokenizer
+        sampling = conversation.sampling
         text = reply if isinstance(reply, str) else self._spelt(reply)
         ids = [*encode_text(tokenizer, text), min(tokenizer.eos_ids)]
-        cut, finish = None, "stop"
+        cut = None
+        finish = "stop"
         for end in range(1, len(ids) + 1) if sampling.stop else ():
             so_far = tokenizer.decode(ids[:end])
             matches = [so_far.index(stop) for stop in sampling.stop if stop in so_far]
             if matches:
-                ids, cut = ids[:end], so_far[: min(matches)]
+                ids = ids[:end]
+                cut = so_far[: min(matches)]
                 break
         if sampling.max_tokens is not None and len(ids) > sampling.max_tokens:
-            ids, cut, finish = ids[: sampling.max_tokens], None, "length"
+            ids = ids[: sampling.max_tokens]
+            cut = None
+            finish = "length"
         reason: Literal["stop", "length"] = "stop" if finish == "stop" else "length"
         return Sampled(ids, self._logprobs(ids), reason, self.policy_version, cut)
 
@@ -225,10 +230,8 @@ class ScriptedEngine:
             template.form(m)
             for m in ({"role": "user", "content": "-"}, {"role": "assistant", **message})
         ]
-        head, whole = (
-            template.render(turns[:1]),
-            template.render(turns, add_generation_prompt=False),
-        )
+        head = template.render(turns[:1])
+        whole = template.render(turns, add_generation_prompt=False)
         if not whole.startswith(head):
             raise EngineError(
                 "this template drops its generation prompt; write scripted replies as strings"
@@ -288,7 +291,8 @@ class InProcess:
     """
 
     def __init__(self, engine: Engine, *, limited: bool) -> None:
-        self._engine, self._limited = engine, limited
+        self._engine = engine
+        self._limited = limited
         self._requests = 0
 
     async def post(self, route: str, body: Mapping[str, object]) -> dict[str, object]:

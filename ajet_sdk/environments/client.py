@@ -139,7 +139,8 @@ class GymEnv:
             raise EnvironmentUnavailable(
                 f"{self.service_url}/step returned a state that is not a message: {state!r}"
             )
-        reward, info = data.get("reward") or 0.0, data.get("info") or {}
+        reward = data.get("reward") or 0.0
+        info = data.get("info") or {}
         if (
             not isinstance(reward, (int, float))
             or not math.isfinite(reward)
@@ -180,7 +181,8 @@ class GymEnv:
         try:
             self._ask("release", tries=_TRIES)
         finally:
-            http, self._http = self._http, None
+            http = self._http
+            self._http = None
             if http is not None:
                 http.close()
 

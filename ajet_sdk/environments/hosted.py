@@ -72,7 +72,8 @@ class Hosted:
         """The task ids of a split. Raises UnknownTask if there is no such split."""
         if self.own_tasks is not None:
             return self.own_tasks(split)
-        splits, target = self.spec.splits, self.spec.target
+        splits = self.spec.splits
+        target = self.spec.target
         if split not in splits:
             known = ", ".join(splits) or "none"
             raise UnknownTask(

@@ -131,11 +131,13 @@ def locate(path: str, query: str, headers: Mapping[str, str]) -> RequestTarget:
     """Read the target of a request. The names of `headers` are in lower case."""
     parts = path.split("/", 4)
     if len(parts) > 4 and parts[1] == "episodes":
-        named, agent, path = unquote(parts[2]), AgentIdentity.parse(parts[3]), parts[4]
+        named = unquote(parts[2])
+        agent = AgentIdentity.parse(parts[3])
+        path = parts[4]
     else:
-        named, agent = (
-            None,
-            AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target")),
+        named = None
+        agent = AgentIdentity(
+            headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target")
         )
     target = endpoint(path, query)
     speaks = target.dialect or vendor(path, headers)
@@ -198,7 +200,8 @@ class Access:
 
     def grant(self, place: RequestTarget) -> KeyGrant:
         """The access that the request's key grants. Raises HTTPError 401, 410."""
-        named, key = place.episode, place.key
+        named = place.episode
+        key = place.key
         grant = self._grants.get(key)
         if grant is not None and named in (None, grant.episode.episode_id):
             return grant
@@ -227,10 +230,8 @@ class Access:
 
 def unknown_route(route: str) -> HTTPError:
     """The error 404 for a route."""
-    known, hint = (
-        ", ".join((*DIALECTS, "models/NAME:generateContent")),
-        instead_of(route.rpartition(" ")[2]),
-    )
+    known = ", ".join((*DIALECTS, "models/NAME:generateContent"))
+    hint = instead_of(route.rpartition(" ")[2])
     message = f"the policy does not serve the route {route}" + (f": {hint}" if hint else "")
     return HTTPError(404, f"{message}; it serves {known}", "unknown_route")
 

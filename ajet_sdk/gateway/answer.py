@@ -126,7 +126,8 @@ class CallInFlight:
         """Choose the engine and the sampling parameters, which may override the request's. Raises
         ConfigError."""
         sampling = ask.sampling
-        spec, name = self.episode.spec, self.target
+        spec = self.episode.spec
+        name = self.target
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
         if (
             not self.identity.trainable
@@ -153,7 +154,8 @@ class CallInFlight:
         return self.sampling
 
     def _debug_engine(self, name: str) -> Engine:
-        debug, spec = self.identity.debug_model, self.episode.spec
+        debug = self.identity.debug_model
+        spec = self.episode.spec
         if debug is not None and spec.open_debug_model is not None:
             return spec.open_debug_model(debug)
         targets = ", ".join(spec.trainable_targets or ())
@@ -190,7 +192,8 @@ class CallInFlight:
         """Store the engine's answer for the record. Raises the engine's errors."""
         answer = checked_answer(work.result(), self.asked, repr(self.engine.model))
         completion = self.dialect.form.completion(answer, self.asked, self.request_id)
-        self._answer, self._completion = answer, completion
+        self._answer = answer
+        self._completion = completion
         return completion
 
     def record(self, error: str | None = None) -> None:
@@ -238,7 +241,8 @@ class CallInFlight:
         ).as_dict()
         if answer is None:
             index = next(self.episode.indices)
-            model, drawn = self.engine.model, self._drawn
+            model = self.engine.model
+            drawn = self._drawn
             self.episode.add(
                 Call(
                     **common, index=index, model=model, response=self._completion, cut_tokens=drawn
@@ -376,7 +380,8 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
 
 
 def _read(call: CallInFlight, request: Request) -> Ask:
-    dialect, body = request.dialect, call.body
+    dialect = request.dialect
+    body = call.body
     if dialect is None:
         raise unknown_route(request.route)
     if call.episode.stopped is not None and request.phase == "rollout":
@@ -416,7 +421,8 @@ async def _whole(call: CallInFlight, body: bytes) -> Chunks:
 
 
 async def _events(call: CallInFlight) -> Chunks:
-    dialect, about = call.dialect, (call.request_id, call.engine.model, call.body)
+    dialect = call.dialect
+    about = (call.request_id, call.engine.model, call.body)
     is_open = False
     opening = b""
     try:

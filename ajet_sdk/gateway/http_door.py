@@ -108,7 +108,9 @@ class HttpDoor:
     async def _answer(
         self, scope: Scope, place: RequestTarget, grant: KeyGrant, receive: Receive, send: Send
     ) -> None:
-        route, method, episode = place.endpoint.route, scope["method"], grant.episode
+        route = place.endpoint.route
+        method = scope["method"]
+        episode = grant.episode
         if method == "GET" and route == "episode":
             return await respond(send, 200, {"context_overflow": episode.context_overflow})
         if method == "GET" and is_of_models(route):
@@ -169,7 +171,8 @@ async def read_json(receive: Receive, scope: Scope) -> dict[str, object]:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             check_size(int(value))
-    parts, size = [], 0
+    parts = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

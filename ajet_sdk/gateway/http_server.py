@@ -111,9 +111,11 @@ class _Transport:
 
     def write(self, data: bytes) -> None:
         self.written += len(data)
-        data, self._held = self._held + data, b""
+        data = self._held + data
+        self._held = b""
         if self.hold:
-            self.hold, self._held = False, data
+            self.hold = False
+            self._held = data
         else:
             self._transport.write(data)
 
@@ -225,7 +227,8 @@ class TimedProtocol(H11Protocol):
             return
         if self._limit is not None:
             self._limit.cancel()
-        self._stage, self._limit = stage, None
+        self._stage = stage
+        self._limit = None
         if stage is not None:
             seconds = HEADER_SECONDS if stage == "headers" else BODY_SECONDS
             self._limit = self.loop.call_later(seconds, self._too_slow, stage, seconds)
@@ -273,7 +276,8 @@ class TimedProtocol(H11Protocol):
         return None if connection is None else bytes_read_by_peer(connection)
 
     def _settle(self, is_read: bool) -> None:
-        confirm, self.on_end_of_reply = self.on_end_of_reply, None
+        confirm = self.on_end_of_reply
+        self.on_end_of_reply = None
         if confirm is not None:
             confirm(is_read)
 

@@ -123,7 +123,8 @@ class OpenCalls:
         return copy
 
     def _shared_messages(self, messages: list[object]) -> list[object]:
-        latest, repeated = self._latest, 0
+        latest = self._latest
+        repeated = 0
         if (
             0 < len(latest) <= len(messages)
         ):  # most requests repeat the latest one: comparing saves the digests

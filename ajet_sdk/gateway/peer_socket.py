@@ -28,7 +28,9 @@ _ATTRIBUTE = struct.Struct("=HH")
 """`rtattr`: length, type."""
 _RECEIVED = struct.Struct("=128xQ")
 """`tcpi_bytes_received` in `tcp_info`."""
-_SOCK_DIAG, _BY_FAMILY, _ALL_STATES = 4, 20, 0xFFFFFFFF
+_SOCK_DIAG = 4
+_BY_FAMILY = 20
+_ALL_STATES = 0xFFFFFFFF
 _INFO = 2
 """The attribute with `tcp_info`, and the flag that asks for it."""
 _MAPPED = "::ffff:"

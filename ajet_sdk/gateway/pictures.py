@@ -140,7 +140,8 @@ async def _fetch(
 
 
 async def _body(response: httpx.Response, url: str) -> bytes:
-    parts, size = [], 0
+    parts = []
+    size = 0
     async for part in response.aiter_bytes():
         size += len(part)
         if size > MAX_BYTES:

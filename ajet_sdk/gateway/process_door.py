@@ -94,7 +94,9 @@ class ProcessClient:
     ) -> None:
         self.in_parts = in_parts
         self._door = door
-        self._place, self._content, self._body = place, content, body
+        self._place = place
+        self._content = content
+        self._body = body
         self._tell = tell
         self._over = False
         self._task: asyncio.Task[None] | None = None
@@ -154,7 +156,8 @@ class ProcessClient:
         if not self.gone.done():
             self.gone.set_result(None)
         if self._confirm is not None:
-            confirm, self._confirm = self._confirm, None
+            confirm = self._confirm
+            self._confirm = None
             confirm(not self.has_unread())
 
     async def _run(self) -> None:

@@ -51,7 +51,8 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
     if not n:
         return None
     agreed = sum(a == b for a, b in zip(first, second, strict=True)) / n
-    yes, second_yes = sum(first) / n, sum(second) / n
+    yes = sum(first) / n
+    second_yes = sum(second) / n
     chance = yes * second_yes + (1 - yes) * (1 - second_yes)
     return None if chance == 1 else (agreed - chance) / (1 - chance)
 

@@ -123,7 +123,8 @@ async def attack_judge(
     Raises ConfigError if there was no verdict at all.
     """
     least = threshold if threshold is not None else float(getattr(judge, "min_score", 0.0))
-    grouped, limit = is_group_judge(judge), asyncio.Semaphore(parallel)
+    grouped = is_group_judge(judge)
+    limit = asyncio.Semaphore(parallel)
     judge = judge if own_model else _scripted(judge)
     parts = [part.judge for part in judge.parts] if isinstance(judge, CombinedJudge) else [judge]
     defaults = PROGRAM_TASKS if any(isinstance(part, CodeJudge) for part in parts) else TASKS
@@ -207,11 +208,14 @@ async def attack_environment(
 
     Raises ConfigError if the environment cannot be loaded, or never answers.
     """
-    instances, limit = Instances(spec, InstanceLimits(timeout=30.0)), asyncio.Semaphore(parallel)
+    instances = Instances(spec, InstanceLimits(timeout=30.0))
+    limit = asyncio.Semaphore(parallel)
     await instances.start()
 
     async def outcome(place: int, cheat: Cheat, task_id: str) -> Outcome:
-        name, rewards, why = f"attack-{place}", list[float](), ""
+        name = f"attack-{place}"
+        rewards = list[float]()
+        why = ""
         async with limit:
             try:
                 await instances.create(name, task_id, {})

@@ -79,7 +79,8 @@ def call_group_judge(
         return JudgeCall(
             type(judge).__name__, timeout, functools.partial(judge.compute_rewards, list(episodes))
         )
-    spec, task = spec_of(judge, "judge"), episodes[0].task
+    spec = spec_of(judge, "judge")
+    task = episodes[0].task
     whole = {"task": task, **given, "episodes": list(episodes)}
     return JudgeCall(
         spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole))

@@ -377,7 +377,8 @@ def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
     elif isinstance(tests, str):
         yield tests
     elif isinstance(tests, Mapping) and not tests.get("fn_name"):
-        inputs, outputs = tests.get("inputs"), tests.get("outputs")
+        inputs = tests.get("inputs")
+        outputs = tests.get("outputs")
         if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
             yield from (
                 {"input": given, "output": expected}

@@ -92,7 +92,8 @@ def labelled_row(row: object, place: int) -> Labelled:
         role: next((name for name in known if whole.get(name) is not None), None)
         for role, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
     }
-    output, label = names["output"], names["label"]
+    output = names["output"]
+    label = names["label"]
     value = whole.get(label)
     if (
         output is None
@@ -140,7 +141,8 @@ async def evaluate(
     """
     if not labelled:
         raise ConfigError("there are no labelled outputs to judge")
-    room, evaluation = asyncio.Semaphore(parallel), Evaluation(len(labelled), repeats=repeats)
+    room = asyncio.Semaphore(parallel)
+    evaluation = Evaluation(len(labelled), repeats=repeats)
     if isinstance(judge, RubricJudge):
         with metered() as evaluation.building:
             await judge.ready()
@@ -235,15 +237,19 @@ def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) ->
     def total(name: str) -> float:
         return sum(verdict.metrics.get(name, 0.0) for verdict in verdicts)
 
-    calls, tokens, cost = float(usage.calls), float(usage.tokens), usage.cost
+    calls = float(usage.calls)
+    tokens = float(usage.tokens)
+    cost = usage.cost
     if not usage.calls and not usage.cached:
-        calls, tokens = total("judge_calls"), total("judge_tokens")
+        calls = total("judge_calls")
+        tokens = total("judge_tokens")
         cost = (
             total("judge_cost")
             if any("judge_cost" in verdict.metrics for verdict in verdicts)
             else None
         )
-    evaluation.calls, evaluation.tokens = calls / evaluation.count, tokens / evaluation.count
+    evaluation.calls = calls / evaluation.count
+    evaluation.tokens = tokens / evaluation.count
     evaluation.cost = None if cost is None else cost / evaluation.count
     evaluation.cached = round(total("judge_cached"))
 
@@ -258,7 +264,8 @@ def _agree(
     sound = [(row, value) for row, value in zip(labelled, values, strict=True) if value is not None]
     if not sound:
         return
-    labels, scores = [row.label for row, _ in sound], [value for _, value in sound]
+    labels = [row.label for row, _ in sound]
+    scores = [value for _, value in sound]
     groups = [row.episode.group_id for row, _ in sound]
 
     def over(statistic: Callable[[list[int]], float | None]) -> Interval | None:
@@ -287,11 +294,9 @@ def _agree(
     lengths = [float(len(str(output_of(row.episode)))) for row, _ in sound]
     evaluation.length = rank_correlation(scores, lengths)
     evaluation.length_of_labels = rank_correlation(labels, lengths)
-    agreed, by_score, by_label = (
-        rank_correlation(scores, labels),
-        evaluation.length,
-        evaluation.length_of_labels,
-    )
+    agreed = rank_correlation(scores, labels)
+    by_score = evaluation.length
+    by_label = evaluation.length_of_labels
     if agreed is not None and by_score is not None and by_label is not None:
         unexplained = (1 - agreed**2) * (1 - by_label**2)
         if unexplained > 1e-12:  # else the label determines score or length

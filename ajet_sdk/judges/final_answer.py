@@ -207,7 +207,8 @@ def _only_number(sentence: str) -> str:
         amounts = list(_AMOUNT.finditer(side))
         if len(amounts) == 1:
             [amount] = amounts
-            before, after = side[: amount.start()], side[amount.end() :]
+            before = side[: amount.start()]
+            after = side[amount.end() :]
             is_part = _BEFORE.search(before[-_SCOPE:]) or _AFTER.match(after)
             return "" if is_part else amount[0].strip()
     return ""

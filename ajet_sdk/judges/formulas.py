@@ -44,7 +44,8 @@ def _is_near(truth: Any, value: Any) -> bool:
     """Whether numbers within two expressions are equal; math-verify rounds them to six decimals,
     however small.
     """
-    truth, value = _right_side(truth), _right_side(value)
+    truth = _right_side(truth)
+    value = _right_side(value)
     if not isinstance(truth, sympy.Basic | sympy.MatrixBase) or not isinstance(
         value, sympy.Basic | sympy.MatrixBase
     ):
@@ -54,7 +55,8 @@ def _is_near(truth: Any, value: Any) -> bool:
     if isinstance(truth, sympy.FiniteSet) and isinstance(value, sympy.FiniteSet):
         pairs = [[_is_near(a, b) for b in value.args] for a in truth.args]
         return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True)))
-    parts, others = _parts(truth), _parts(value)
+    parts = _parts(truth)
+    others = _parts(value)
     if len(parts) != len(others):
         return True
     return all(map(_is_near, parts, others))

@@ -180,7 +180,8 @@ class LlmJudge:
 
         Raises NoReward, EngineUnavailable.
         """
-        key, show = self.reference_key, self.show
+        key = self.reference_key
+        show = self.show
         group = [material_of(output_of(e), e.task, e, key, show) for e in episodes]
         with counted() as usage:
             grades = await self.rank(group, repeat=self.repeat)

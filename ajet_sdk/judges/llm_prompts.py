@@ -187,7 +187,8 @@ def _fill(
     prompt: str, group: Sequence[Material], rubric: str, examples: Sequence[Example], scores: Range
 ) -> str:
     first = group[0]
-    ours, answer = prompt in (_POINTWISE, _GROUP), _shown(first.answer)
+    ours = prompt in (_POINTWISE, _GROUP)
+    answer = _shown(first.answer)
     if not ours and has_bare_answer(
         prompt
     ):  # between tags derived from the content, which no output can predict

@@ -30,7 +30,8 @@ def load_judge(config: Config) -> Any | None:
 
     Raises ConfigError if the class path leads to neither, MissingExtra if a library is absent.
     """
-    judge_type, path = config.task_judge.judge_type, config.task_judge.judge_protocol
+    judge_type = config.task_judge.judge_type
+    path = config.task_judge.judge_protocol
     if judge_type == CUSTOM:
         return _custom(config, path) if path else None
     kind = KINDS.get(judge_type) or judge_kinds()[judge_type]

@@ -301,7 +301,8 @@ def open_model(
         )
     key = api_key or user_key(api_key_env) or (keys[0] if keys else "none")
     if url is None or (url == DASHSCOPE and keys):
-        url, key = url or DASHSCOPE, api_key or keys[0]
+        url = url or DASHSCOPE
+        key = api_key or keys[0]
     return Model(url, key, name)
 
 

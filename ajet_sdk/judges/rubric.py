@@ -106,8 +106,12 @@ class RubricJudge(LlmJudge):
         apart = {int((index + 0.5) * len(scored) / count) for index in range(count)}
         self._tried_on = [example for index, example in enumerate(scored) if index in apart]
         self._made_of = [example for index, example in enumerate(scored) if index not in apart]
-        self._rounds, self._candidates, self._merge = rounds, candidates, merge
-        self._headings, self._language, self._seed = headings, language, seed
+        self._rounds = rounds
+        self._candidates = candidates
+        self._merge = merge
+        self._headings = headings
+        self._language = language
+        self._seed = seed
         self.file: Path | None = None if file is None else Path(file)
         self.built: Built | None = None
         self._building = Shared[Built]()
@@ -199,7 +203,8 @@ class RubricJudge(LlmJudge):
             rubric_question(shown, self._range, headings=self._headings, language=self._language),
             number,
         )
-        best, grades = points, await self._grades(points, self._made_of)
+        best = points
+        grades = await self._grades(points, self._made_of)
         for _ in range(self._rounds):
             off = _OFF * (self.max_score - self.min_score)
             misjudged = [
@@ -219,7 +224,8 @@ class RubricJudge(LlmJudge):
             again = await self._grades(points, self._made_of)
             if _distance(again, self._made_of) >= _distance(grades, self._made_of):
                 break
-            best, grades = points, again
+            best = points
+            grades = again
         return best
 
     async def _points(self, text: str, number: int) -> tuple[str, ...]:
@@ -287,7 +293,8 @@ def _distance(grades: Sequence[Grade], examples: Sequence[Example]) -> float:
 
 def open_rubric(config: Config) -> RubricJudge:
     """Opens the judge of `task_judge.rubrics_auto_grader`. Raises ConfigError."""
-    judge, grader = config.task_judge, config.task_judge.rubrics_auto_grader
+    judge = config.task_judge
+    grader = config.task_judge.rubrics_auto_grader
     file = grader.jsonl_dataset_file.training.file_path
     if file is None:
         raise ConfigError(
@@ -373,7 +380,8 @@ class AutoGraderJudge(BaseJudge):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self.judge = open_rubric(getattr(config, "ajet", config))
-        self.group, self.timeout = self.judge.group, self.judge.timeout
+        self.group = self.judge.group
+        self.timeout = self.judge.timeout
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput

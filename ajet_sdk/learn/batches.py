@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_FEWEST, _MOST = 512, 8192
+_FEWEST = 512
+_MOST = 8192
 """Bounds of the tokens in a pass: fewer are slower, more are no faster."""
 _CPU_BYTES = 2 << 30
 _SHARE = 0.25
@@ -182,7 +183,11 @@ def collate(
         rows = with_pictures(rows, inputs, places, shown, vision)
     elif shown:
         raise TrainingError("the samples have pictures, but the model takes none")
-    positions, targets, sampler, advantages, drawn = [], [], [], [], []
+    positions = []
+    targets = []
+    sampler = []
+    advantages = []
+    drawn = []
     processing: list[Processing] = []
     pairs: dict[str, int] = {}
     paired: list[npt.NDArray[np.int64]] = []
@@ -344,8 +349,10 @@ def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
 def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[int, int, int]:
     """Bytes of a token's activations in all layers, of temporary ones, and of a trained token's
     logits."""
-    shape, size = model.config.get_text_config(), model.dtype.itemsize
-    hidden, layers = shape.hidden_size, shape.num_hidden_layers
+    shape = model.config.get_text_config()
+    size = model.dtype.itemsize
+    hidden = shape.hidden_size
+    layers = shape.num_hidden_layers
     inner = getattr(shape, "intermediate_size", None) or 4 * hidden
     product = products_of(model).itemsize
     layer = size * 8 * hidden + product * (

@@ -306,7 +306,8 @@ _FAR = 0.3
 """Largest mean difference of log-probabilities, in nats per token: bfloat16 and other kernels give
 some hundredths, other weights whole nats."""
 _log = logging.getLogger("ajet")
-_CALLS, _TOKENS = 4, 2048
+_CALLS = 4
+_TOKENS = 2048
 _SHARE = 0.25
 """Largest weights to load completely, as a share of the machine's memory."""
 
@@ -351,10 +352,12 @@ def check_export(
     return gap
 
 
-_PROMPTS, _PROMPT_TOKENS = 4, 64
+_PROMPTS = 4
+_PROMPT_TOKENS = 64
 _LIKELY = 16
 """Number of tokens compared at each position, the policy's most likely ones."""
-_NEAR, _NEAR_IN_16_BITS = 1e-3, 0.05
+_NEAR = 1e-3
+_NEAR_IN_16_BITS = 0.05
 """Largest difference of a log-probability in float32; largest mean difference in 16 bits, to which
 an adapter's changes are rounded when it is merged."""
 
@@ -446,8 +449,10 @@ def _comparable(calls: Sequence[Call]) -> list[Call]:
 
 def _gaps(path: Path, model: PreTrainedModel, call: Call) -> torch.Tensor:
     """Log-probabilities of the reply's tokens minus the recorded ones, shape (T,)."""
-    prompt, reply = np.asarray(call.prompt_ids), np.asarray(call.output_ids)
-    ids_T, start = torch.tensor(np.concatenate([prompt, reply]).astype(np.int64)), len(prompt)
+    prompt = np.asarray(call.prompt_ids)
+    reply = np.asarray(call.output_ids)
+    ids_T = torch.tensor(np.concatenate([prompt, reply]).astype(np.int64))
+    start = len(prompt)
     logits = _scores(path, model, ids_T)[start - 1 : -1] / float(call.sampling["temperature"])
     scored = torch.log_softmax(logits, -1).gather(1, ids_T[start:, None])[:, 0]
     return scored - torch.tensor(np.asarray(call.logprobs))

@@ -30,7 +30,8 @@ def deterministic_torch(wanted: bool) -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     memory: Any = torch.utils.deterministic  # its property has no type in torch
-    filled, threads = memory.fill_uninitialized_memory, torch.get_num_threads()
+    filled = memory.fill_uninitialized_memory
+    threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True, warn_only=True)
     memory.fill_uninitialized_memory = False
     torch.set_num_threads(1)  # a sum's result depends on the number of threads

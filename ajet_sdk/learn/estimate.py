@@ -97,7 +97,8 @@ def estimate(
         getattr(shape, "max_position_embeddings", None) or rollout.max_model_len,
     )
     tokens = min(trainer.micro_batch_tokens, per_step * longest)
-    model, apart = trainer.model, rollout.max_staleness > 0
+    model = trainer.model
+    apart = rollout.max_staleness > 0
     state = state_bytes(trainer)
     if model.device.type == "cpu":
         state += max(resident_bytes() - _loaded_bytes(trainer), 0)

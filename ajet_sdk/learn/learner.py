@@ -283,7 +283,8 @@ def _vllm_sampler(
     )
 
 
-_EMBEDDING, _REST = "output_embedding.safetensors", "model-00001-of-00001.safetensors"
+_EMBEDDING = "output_embedding.safetensors"
+_REST = "model-00001-of-00001.safetensors"
 
 _LARGEST_RANK = 512
 """Largest rank of an adapter that vLLM serves."""

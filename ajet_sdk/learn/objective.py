@@ -157,7 +157,8 @@ def _surrogate(
     """The negative surrogate, and 1 for clipped tokens."""
     clipped_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
     if settings.clip_type == "two_sided":
-        gain_N, bounded_N = ratio_N * advantages_N, clipped_N * advantages_N
+        gain_N = ratio_N * advantages_N
+        bounded_N = clipped_N * advantages_N
         cut_N = (bounded_N < gain_N).to(new_N.dtype)
         if settings.clip_ratio_max is not None:
             gain_N = ratio_N.clamp(max=settings.clip_ratio_max) * advantages_N

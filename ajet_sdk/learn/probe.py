@@ -38,7 +38,9 @@ class Probe:
         judge: object,
         tasks: Sequence[Task],
     ) -> None:
-        self.config, self.workflow, self.judge = before_training(config), workflow, judge
+        self.config = before_training(config)
+        self.workflow = workflow
+        self.judge = judge
         self.tasks = list(tasks)
         random.Random(config.trainer_common.seed).shuffle(self.tasks)
 

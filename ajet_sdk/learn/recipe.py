@@ -160,13 +160,15 @@ class Recipe:
 
 def wants_recipe(config: Config) -> bool:
     """Whether the model at `model.path` comes from a recipe."""
-    model, path = config.model, config.model.path
+    model = config.model
+    path = config.model.path
     if not model.recipe or not path or model.base_url or model.scripted:
         return False
     return path.count("/") != 1 or path.startswith((".", "/", "~")) or Path(path).exists()
 
 
-_PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"
+_PROBE = "ajet_sdk.learn.probe"
+_WARM_UP = "ajet_sdk.learn.warm_up"
 """Loaded only to build a model, since they import torch."""
 
 

@@ -117,7 +117,8 @@ class Tally:
                 self.add(name, values)
             elif first:
                 self.add("logprob_gap_mean", values)
-                top, name = values.max(), "logprob_gap_max"
+                top = values.max()
+                name = "logprob_gap_max"
                 self._maxima[name] = (
                     torch.maximum(self._maxima[name], top) if name in self._maxima else top
                 )

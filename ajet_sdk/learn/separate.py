@@ -247,7 +247,8 @@ class SeparateLearner:
         draft = run / ".models"
         shutil.rmtree(draft, ignore_errors=True)
         for target, learner in self.learners.items():
-            model, tokenizer = learner.trainer.model, learner.tokenizer.hf
+            model = learner.trainer.model
+            tokenizer = learner.tokenizer.hf
             checkpoint.export(draft / target, model, tokenizer)
         self._describe(draft)
         checkpoint.replace(draft, run / "models")

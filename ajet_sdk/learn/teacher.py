@@ -97,7 +97,8 @@ async def distill(
 
     `sampling` is that of each call, by `call_id`.
     """
-    taught, differences = [], []
+    taught = []
+    differences = []
     for sample, theirs in zip(samples, await teacher.logprobs(samples, sampling), strict=True):
         at = trained_positions(sample)
         advantages = np.zeros(len(sample.advantages), np.float32)
@@ -138,12 +139,10 @@ class LocalTeacher:
         tokenizer: Tokenizer,
         student: PreTrainedModel | None,
     ) -> None:
-        self.model, self._tokens, self._tokenizer, self._student = (
-            model,
-            micro_batch_tokens,
-            tokenizer,
-            student,
-        )
+        self.model = model
+        self._tokens = micro_batch_tokens
+        self._tokenizer = tokenizer
+        self._student = student
         self._shares = shares_prefixes(model)
         if student is not None:
             with policy_pass(student):
@@ -199,7 +198,9 @@ class RemoteTeacher:
     """
 
     def __init__(self, endpoint: Endpoint, tokenizer: HFTokenizer, model: str | None) -> None:
-        self._endpoint, self._tokenizer, self._model = endpoint, tokenizer, model
+        self._endpoint = endpoint
+        self._tokenizer = tokenizer
+        self._model = model
         self._at = endpoint.base_url
         self._room = asyncio.Semaphore(_AT_ONCE)
 

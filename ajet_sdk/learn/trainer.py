@@ -69,8 +69,10 @@ class TrainerSettings:
     @classmethod
     def of(cls, config: Config, lr: float, steps: int) -> TrainerSettings:
         """Reads the settings of a config, for a run of `steps` steps."""
-        common, optim = config.trainer_common, config.trainer_common.optim
-        by_reward, in_reward = common.algorithm.by_reward, common.algorithm.use_kl_in_reward
+        common = config.trainer_common
+        optim = config.trainer_common.optim
+        by_reward = common.algorithm.by_reward
+        in_reward = common.algorithm.use_kl_in_reward
         if in_reward and not common.algorithm.has_kl_in_reward:
             raise ConfigError(
                 "trainer_common.algorithm.use_kl_in_reward is for adv_estimator grpo, rloo and opo;"
@@ -148,7 +150,8 @@ class TrainerSettings:
 
     def shares(self, samples: Sequence[Sample], updates: int) -> list[list[int]]:
         """Positions of the samples in each mini-batch, shuffled for every epoch."""
-        order, number = units(samples, self.loss), self.mini_batches(samples)
+        order = units(samples, self.loss)
+        number = self.mini_batches(samples)
         if number > 1:
             random.Random(f"{self.seed}/{updates}").shuffle(order)
         return [[index for unit in order[i::number] for index in unit] for i in range(number)]
@@ -275,7 +278,8 @@ class Trainer:
         if not samples:
             raise TrainingError("there are no samples to train on")
         torch.set_num_threads(self._threads)  # set per thread, and a pool may use any thread
-        started, tally = time.perf_counter(), Tally()
+        started = time.perf_counter()
+        tally = Tally()
         try:
             with policy_pass(self.model):
                 old = self._old_logprobs(samples, sampling)
@@ -342,7 +346,8 @@ class Trainer:
         sampling: Sampling | Mapping[str, Sampling],
         together: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[tuple[list[int], MicroBatch]]:
-        tokens, share = self.micro_batch_tokens, self._shares
+        tokens = self.micro_batch_tokens
+        share = self._shares
         return batches_of(
             samples,
             sampling,
@@ -444,7 +449,8 @@ class Trainer:
         """
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter and parameter.grad is not None:
-                gradient, parameter.grad = parameter.grad.float(), None
+                gradient = parameter.grad.float()
+                parameter.grad = None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def _apply(self) -> float:

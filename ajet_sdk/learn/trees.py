@@ -56,7 +56,8 @@ def lay_out(sequences: Sequence[Tokens]) -> Tree:
     total = sum(len(ids) for ids in sequences)
     ids_T, depths_T, ends_T = (np.zeros(total, np.int64) for _ in range(3))
     places = [np.zeros(0, np.int64)] * len(sequences)
-    path, size = places[0], 0
+    path = places[0]
+    size = 0
     for i, shared in _sorted(sequences, range(len(sequences))):
         ends_T[path[shared:]] = size
         new = np.arange(size, size + len(sequences[i]) - shared)
@@ -92,7 +93,8 @@ def trees_of(
         else:
             if row:
                 yield size, row
-            row, size = [i], len(sequences[i])
+            row = [i]
+            size = len(sequences[i])
     yield size, row
 
 

@@ -165,7 +165,8 @@ def tokenize_demonstrations(
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
     """A Qwen3, or Qwen3-VL, with random weights from torch's global seed."""
-    shape, ends = recipe.shape, cast("Any", tokenizer)
+    shape = recipe.shape
+    ends = cast("Any", tokenizer)
     if recipe.pictures is not None:
         return new_picture_model(recipe, recipe.pictures, ends)
     config = Qwen3Config(

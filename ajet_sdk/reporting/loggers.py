@@ -76,7 +76,9 @@ class Loggers(AbstractContextManager["Loggers"]):
         self.best_by: Literal["val/reward", "val/loss"] = "val/reward"
         """Metric that selects the best step: highest reward, or lowest loss."""
         self.advice = installed_advice()
-        self._run_id, self._writer, self._directory = run_id, writer, directory
+        self._run_id = run_id
+        self._writer = writer
+        self._directory = directory
         self.display = Display(total_steps) if "console" in names else None
         self._trackers: list[Tracker] = []
         for name in names:
@@ -89,7 +91,8 @@ class Loggers(AbstractContextManager["Loggers"]):
 
     @classmethod
     def of(cls, job: Job, writer: TraceWriter, total_steps: int) -> Loggers:
-        common, directory = job.config.trainer_common, job.directory / "metrics"
+        common = job.config.trainer_common
+        directory = job.directory / "metrics"
         loggers = cls(
             common.logger,
             directory=directory,
@@ -178,15 +181,15 @@ class Loggers(AbstractContextManager["Loggers"]):
             before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
             sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
             signal = self.advice.without_signal(trace, self._run_id) if self.advice else ""
-        fell, failing = dropped(before, after, sets), dropped(*sound, sets)
+        fell = dropped(before, after, sets)
+        failing = dropped(*sound, sets)
         carried = ""
         if self.advice:
-            rewards, change = self.history["train/reward"], compare(before, after)
+            rewards = self.history["train/reward"]
+            change = compare(before, after)
             carried = self.advice.not_carried_over(rewards, change, step)
-        drop, failures = (
-            drop_message(fell, first),
-            drop_message(failing, first, "the share of sound validation episodes"),
-        )
+        drop = drop_message(fell, first)
+        failures = drop_message(failing, first, "the share of sound validation episodes")
         for name, text in {
             "drop": drop,
             "failures": failures,
@@ -203,7 +206,8 @@ class Loggers(AbstractContextManager["Loggers"]):
     def best_step(self) -> int | None:
         """The step with the best validation so far, or the newest of equal ones; None before the
         first."""
-        sign, values = -1 if self.best_by == "val/loss" else 1, self.history[self.best_by]
+        sign = -1 if self.best_by == "val/loss" else 1
+        values = self.history[self.best_by]
         return max(values, key=lambda step: (sign * values[step], step), default=None)
 
     def tuned(
@@ -220,7 +224,8 @@ class Loggers(AbstractContextManager["Loggers"]):
         )
         with open_trace(directory, writer=self._writer) as trace:
             rows = trace.query(booked, [self._run_id]).to_pylist()
-        best, validated = self.best_step(), self.history[self.best_by]
+        best = self.best_step()
+        validated = self.history[self.best_by]
         tuned = TunedModel(
             path,
             dict(self.last),
@@ -286,7 +291,8 @@ class Display:
 
     def advance(self, episodes: int = 1) -> None:
         self._progress.advance(self._task, episodes)
-        now, of = time.perf_counter(), self._progress.tasks[0]
+        now = time.perf_counter()
+        of = self._progress.tasks[0]
         if self._progress.disable and of.completed < (of.total or 0) and now - self._told >= _QUIET:
             self._told = now
             spent = f"{of.completed:.0f} of {of.total:.0f} in {_duration(now - self._begun)}"

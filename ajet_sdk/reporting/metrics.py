@@ -143,7 +143,8 @@ def _advice_without_variance(
     failure_reward: float | None,
     earlier: Mapping[int, float],
 ) -> str:
-    count, mean = sum(map(solved, episodes)), mean_reward(episodes, failure_reward)
+    count = sum(map(solved, episodes))
+    mean = mean_reward(episodes, failure_reward)
     if not count and (fall := _fall(earlier, mean, len(episodes))):
         return fall
     if not count:

@@ -57,14 +57,17 @@ def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) 
     n = len(values)
     if not n:
         raise ValueError("there are no pairs to compare")
-    exact, smallest = n <= EXACT, 2.0 ** (1 - n)
+    exact = n <= EXACT
+    smallest = 2.0 ** (1 - n)
     mean = float(values.mean())
     if not int((1 - level) / 2 * (2**n if exact else _DRAWS)):
         return Paired(n, mean, None, None, None, None, exact, smallest)
-    sums, sizes = np.zeros(1), np.zeros(1)
+    sums = np.zeros(1)
+    sizes = np.zeros(1)
     if exact:
         for value in values:  # sum and size of each subset
-            sums, sizes = np.concatenate((sums, sums + value)), np.concatenate((sizes, sizes + 1))
+            sums = np.concatenate((sums, sums + value))
+            sizes = np.concatenate((sizes, sizes + 1))
     else:
         sums, sizes = _drawn_subsets(values, seed)
     total = float(values.sum())
@@ -74,7 +77,8 @@ def paired(differences: Sequence[float], *, level: float = 0.95, seed: int = 0) 
     means = np.sort(sums[sizes > 0] / sizes[sizes > 0])
     parts = len(means) + 1
     outside = int((1 - level) / 2 * parts)
-    low, high = float(means[outside - 1]), float(means[len(means) - outside])
+    low = float(means[outside - 1])
+    high = float(means[len(means) - outside])
     return Paired(n, mean, p, low, high, 1 - 2 * outside / parts, exact, smallest)
 
 

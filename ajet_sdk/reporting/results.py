@@ -297,7 +297,8 @@ class TunedModel:
         values = self.history.get("val/reward", {})
         if len(values) < 2 or values[max(values)] >= values[min(values)]:
             return ""
-        first, last = min(values), max(values)
+        first = min(values)
+        last = max(values)
         best = max(values, key=lambda step: (values[step], step))
         start = "start" if first == 0 else "first validation"
         return (

@@ -160,7 +160,8 @@ class Tracker:
     """
 
     def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]) -> None:
-        self._name, self._directory = name, run.directory
+        self._name = name
+        self._directory = run.directory
         try:
             self._service: _Service | None = _in_a_thread(
                 lambda: TRACKERS[name](run), _BEGIN_SECONDS
@@ -202,7 +203,8 @@ class Tracker:
         """Close the run as finished, stopped or failed; waits at most a minute for uploads."""
         if self._service is None:
             return
-        service, self._service = self._service, None
+        service = self._service
+        self._service = None
         try:
             _in_a_thread(lambda: service.finish(error), _END_SECONDS)
         except TimeoutError:

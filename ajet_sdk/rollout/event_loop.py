@@ -96,7 +96,8 @@ def _start(function: Callable[[], T], outcome: Future[T], begun: _Begun) -> None
 
 
 async def _cancellable(work: Coroutine[Any, Any, T], stop: _Stop) -> T:
-    begun, task = _begun.get(), asyncio.current_task()
+    begun = _begun.get()
+    task = asyncio.current_task()
     if begun is not None and begun.cancelled():
         work.close()
         raise asyncio.CancelledError

@@ -58,7 +58,8 @@ class Runner(Protocol):
 
 async def judge_episode(runner: Runner, output: object) -> Verdict:
     """Judge an episode with the run's judge. Raises EpisodeFault, or NoReward without a judge."""
-    opened, judge = runner.opened, runner.judge
+    opened = runner.opened
+    judge = runner.judge
     assert opened is not None
     if judge is None and not runner.config.trainer_common.algorithm.needs_reward:
         return Verdict(())
@@ -300,7 +301,8 @@ def with_rewards_of_replies(
     In training, replies that reach into `overlong_buffer` get a penalty, with `is_success`
     unaffected by it.
     """
-    rollout, rewards = config.rollout, list[Reward]()
+    rollout = config.rollout
+    rewards = list[Reward]()
     for call in (
         calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ()
     ):
@@ -313,7 +315,8 @@ def with_rewards_of_replies(
                 )
             )
     earned = (*episode.rewards, *rewards)
-    longest, buffer = rollout.max_response_length_in_one_turn, rollout.overlong_buffer
+    longest = rollout.max_response_length_in_one_turn
+    buffer = rollout.overlong_buffer
     lost = (
         overlong(calls, longest, buffer, rollout.overlong_penalty)
         if episode.split == "train" and buffer

@@ -37,7 +37,8 @@ log = logging.getLogger("ajet")
 T = TypeVar("T")
 P = ParamSpec("P")
 _BEAT = 0.1
-_OURS, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(traceback.__file__).parent
+_OURS = Path(__file__).parents[1]
+_STANDARD_LIBRARY = Path(traceback.__file__).parent
 _GRACE = 2.0
 """Time for cancelled code to clean up, in seconds."""
 
@@ -286,7 +287,8 @@ class Workers:
         """End the loops; a blocked one ends after its blocking call, or with the process."""
         for loop in [*self._retired, *([self._shared] if self._shared is not None else [])]:
             loop.stop()
-        self._retired, self._shared = [], None
+        self._retired = []
+        self._shared = None
 
     async def call(
         self,

@@ -103,7 +103,8 @@ def build(
         raise ConfigError(
             f"trainer_common.algorithm.adv_estimator must be one of {known} (got {estimator!r})"
         )
-    rewarded, scored = estimator not in _UNREWARDED, estimator not in _UNSCORED
+    rewarded = estimator not in _UNREWARDED
+    scored = estimator not in _UNSCORED
     drafts = [
         Draft(
             episode, merge(episode.calls, decode, template), failure_reward, gamma, rewarded, scored

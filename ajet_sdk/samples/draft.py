@@ -182,7 +182,8 @@ class Draft:
         if not spans:
             return None
         size = spans[-1].end
-        mask, advantages = np.zeros(size, np.bool_), np.zeros(size, np.float32)
+        mask = np.zeros(size, np.bool_)
+        advantages = np.zeros(size, np.float32)
         for span in spans:
             mask[span.start : span.end] = True
             advantages[span.start : span.end] = self.advantages[span.call_id]

@@ -64,7 +64,8 @@ def common_prefix(a: Ids, b: Ids) -> int:
 def common_start(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the common prefix of two texts or lists, by bisection, since slices compare faster
     than items."""
-    low, high = 0, min(len(a), len(b))
+    low = 0
+    high = min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
@@ -96,7 +97,8 @@ class Ends(Generic[T]):
         """
         best: T | None = None
         prompt = np.ascontiguousarray(prompt)
-        first, last = bisect_left(self._lengths, known), bisect_right(self._lengths, limit)
+        first = bisect_left(self._lengths, known)
+        last = bisect_right(self._lengths, limit)
         for length in self._lengths[first:last]:
             items = self._items.get((length, int(prompt[length - 1]) if length else -1))
             if items is not None:
@@ -148,7 +150,9 @@ class IdRun:
 
     def chain(self) -> list[tuple[IdRun, int]]:
         """The runs from the first to this one, each with the end of its used ids."""
-        runs, run, end = list[tuple[IdRun, int]](), self, self.end
+        runs = list[tuple[IdRun, int]]()
+        run = self
+        end = self.end
         while True:
             runs.append((run, end))
             if run.parent is None:
@@ -215,7 +219,8 @@ class PrefixIndex:
             )
             keys = self._keys(call.request.get("messages"))
             shared, nearest = self._nearest(prompt, keys)
-            hashed, extended = None, None
+            hashed = None
+            extended = None
             if call.prompt_ids is not None and call.output_ids is not None:
                 whole = nearest if nearest is not None and shared[0] == nearest.end else None
                 hashed, extended = self._extended(call, prompt, output, whole)
@@ -234,7 +239,8 @@ class PrefixIndex:
 
     def _nearest(self, prompt: Ids, keys: Sequence[bytes]) -> tuple[tuple[int, int], _Leaf | None]:
         """The leaf that shares most ids, then messages, and their numbers."""
-        best, nearest = (0, 0), None
+        best = (0, 0)
+        nearest = None
         known: dict[IdRun | None, int] = {None: 0}
         data = prompt.tobytes()
         for leaf in self._leaves:
@@ -243,7 +249,8 @@ class PrefixIndex:
                 common_start(keys, leaf.keys),
             )
             if shared > best:
-                best, nearest = shared, leaf
+                best = shared
+                nearest = leaf
         return best, nearest
 
     def _extended(
@@ -253,7 +260,8 @@ class PrefixIndex:
         of the prompt."""
         limit = min(len(prompt), len(prompt) + len(output) - 1)
         ends = self._ends[call.agent, call.phase]
-        hashed, extended = IdHash(digest_size=DIGEST), None
+        hashed = IdHash(digest_size=DIGEST)
+        extended = None
         if first is not None and first.hashed is not None and first.end <= limit:
             hashed = first.hashed.copy()
             extended = ends.longest(prompt, limit, hashed, first.end)

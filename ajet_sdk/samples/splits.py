@@ -162,7 +162,8 @@ def align(sampled: str, text: str, start: int = 0) -> int | None:
     if text.startswith(sampled, start):
         return start + len(sampled)
     whole = sampled.rstrip(REPLACEMENT)
-    end, there = start, _atoms(text, start)
+    end = start
+    there = _atoms(text, start)
     for atom, _ in _atoms(whole):
         counterpart, after = next(there, (None, end))
         if atom != counterpart:
@@ -247,8 +248,10 @@ def _changes(old: Side, new: Side) -> list[str] | None:
         return changed or None
     if _other_pictures(old.messages, new.messages):
         return [*changed, _SEEN]
-    n_old, n_new = _systems(old.messages), _systems(new.messages)
-    old_rest, new_rest = old.meanings[n_old:], new.meanings[n_new:]
+    n_old = _systems(old.messages)
+    n_new = _systems(new.messages)
+    old_rest = old.meanings[n_old:]
+    new_rest = new.meanings[n_new:]
     same = common_start(old_rest, new_rest)
     if same == len(new_rest):
         return ["parallel_branch"]
@@ -294,10 +297,12 @@ def _of_reply(old: Side, got: Message) -> str | None:
     if gave is None or meaning(got) == old.reply_meaning:
         return None
     if meaning({**got, **_SILENT}) == meaning({**gave, **_SILENT}):
-        before, after = gave.get("content"), got.get("content")
+        before = gave.get("content")
+        after = got.get("content")
         same = before == after
         if isinstance(before, str) and isinstance(after, str):  # or its end
-            short, long = after.strip(), before.strip()
+            short = after.strip()
+            long = before.strip()
             same = same or (bool(short) and len(short) < len(long) and long.endswith(short))
         if same and not got.get("reasoning_content"):
             return "think_stripped"
@@ -314,9 +319,12 @@ def _undo(
     old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Sequence[str]
 ) -> Texts | None:
     """Renders the two texts with some changes undone; None if the template refuses them."""
-    before, after = old.messages or (), new.messages or ()
-    n_old, n_new = _systems(before), _systems(after)
-    system, turns = before[:n_old] if "system_changed" in causes else after[:n_new], after[n_new:]
+    before = old.messages or ()
+    after = new.messages or ()
+    n_old = _systems(before)
+    n_new = _systems(after)
+    system = before[:n_old] if "system_changed" in causes else after[:n_new]
+    turns = after[n_new:]
     if _HISTORY & set(causes):
         turns = [*before[n_old:], old.reply or {}, *turns[len(before) - n_old + 1 :]]
     tools = old.tools if "tools_changed" in causes else new.tools
@@ -406,7 +414,8 @@ def _of_text(old: Side, texts: Texts, template: ChatTemplate | None, same_reply:
 
 def _shorten(old: Side, texts: Texts, block: re.Pattern[str] | None) -> Iterator[tuple[str, str]]:
     """Yields each possible cause, with the old text without the part that it changes."""
-    sampled, reply = texts.sampled, old.reply or {}
+    sampled = texts.sampled
+    reply = old.reply or {}
     stops = [at for stop in old.stop if (at := sampled.find(stop)) >= 0]
     if stops:
         yield "stop_string", texts.old[: texts.reply_at + min(stops)].rstrip()
@@ -446,7 +455,8 @@ def _block(template: ChatTemplate | None) -> re.Pattern[str] | None:
 def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] | None) -> bool:
     """Whether the texts differ only in reasoning that the new one lacks."""
     if block is not None:
-        bare_before, bare_after = block.sub("", before), block.sub("", after)
+        bare_before = block.sub("", before)
+        bare_after = block.sub("", after)
         if bare_before != before and align(bare_before, bare_after) is not None:
             return True
     thoughts = [
@@ -459,7 +469,11 @@ def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] 
     return bool(gone) and all(any(thought in piece for thought in known) for piece in gone or ())
 
 
-_ANCHOR, _SPAN, _BACK, _MOST, _BEFORE = 6, 40, 24, 64, 200
+_ANCHOR = 6
+_SPAN = 40
+_BACK = 24
+_MOST = 64
+_BEFORE = 200
 """Lengths for aligning texts, in characters: of a match to search for, of a match to verify, before
 the divergence to search, and of common text to keep before it; and the maximum number of missing
 pieces (`_MOST`)."""
@@ -474,7 +488,8 @@ def _missing_pieces(old: str, new: str) -> list[str] | None:
             return None
         start, at = drop
         pieces.append(old[start:at])
-        old, new = old[at:], new[start:]
+        old = old[at:]
+        new = new[start:]
     return pieces
 
 

@@ -89,7 +89,9 @@ class _Node:
     prompt. Prompts have keys in place of image tokens."""
 
     def __init__(self, call: Call, prompt: _Ids, output: _Ids) -> None:
-        self.call, self.prompt, self.output = call, prompt, output
+        self.call = call
+        self.prompt = prompt
+        self.output = output
         self.start = len(prompt)
         self.end = self.start + len(output)
         self.trained = is_trained(call)
@@ -208,7 +210,8 @@ def _timeline(node: _Node) -> Timeline:
     while ancestor is not None:
         before.append(ancestor)
         ancestor = ancestor.parent
-    last, trained = chain[-1], [link for link in chain if link.trained and link.end > link.start]
+    last = chain[-1]
+    trained = [link for link in chain if link.trained and link.end > link.start]
     token_ids = np.concatenate((last.ids, last.output))
     mask = np.zeros(last.end, np.bool_)
     logprobs = np.zeros(last.end, np.float32)
@@ -250,7 +253,8 @@ def _split(
     old, new = history.parted(node)
     rival = None if node.parent is None else node.parent.heir
     if old is None:
-        cause, hint = "parallel_branch", HINTS["parallel_branch"]
+        cause = "parallel_branch"
+        hint = HINTS["parallel_branch"]
         at = node.start if rival is None else _common_tokens(node, rival)
     else:
         at = _common_tokens(new, old)
@@ -345,7 +349,8 @@ class _History:
     def _extended(self, node: _Node, most: int) -> _Node | None:
         """The latest call whose messages are the longest prefix, up to `most`; preferably with the
         same reply."""
-        meanings, place = node.side.meanings, self._place[id(node)]
+        meanings = node.side.meanings
+        place = self._place[id(node)]
         for n in range(most, 0, -1):
             nodes = self._asked.get((n, meanings[n - 1]), ())[-64:]
             equal = [

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Json
 
 
-DEATH_SIGNAL, DUMPABLE, ADOPT_ORPHANS, NO_NEW_PRIVILEGES = 1, 4, 36, 38
+DEATH_SIGNAL = 1
+DUMPABLE = 4
+ADOPT_ORPHANS = 36
+NO_NEW_PRIVILEGES = 38
 LOOK_EVERY = 0.02
 FILES = 10_000
 
@@ -81,7 +84,9 @@ def become(limits: Json, watcher: int) -> None:
 
 def watch(child: int, limits: Json) -> Json:
     """Wait for the code's end, or end it if it exceeds a limit."""
-    until, status, killed = time.monotonic() + limits["seconds"], None, ""
+    until = time.monotonic() + limits["seconds"]
+    status = None
+    killed = ""
     called_off = select.poll()
     called_off.register(limits["report"], select.POLLIN)
     while status is None:
@@ -145,7 +150,8 @@ def descendants() -> dict[int, int]:
             children.setdefault(int(fields[1]), []).append(
                 (int(name), int(fields[21]) * resource.getpagesize())
             )
-    pids, todo = dict[int, int](), [os.getpid()]
+    pids = dict[int, int]()
+    todo = [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
         pids.update(below)
@@ -164,7 +170,8 @@ def filled(folders: list[str]) -> tuple[int, int]:
 
 def used(directory: str, enough: int) -> int:
     """Bytes of the files below a directory; stops counting above `enough`."""
-    total, folders = 0, [directory]
+    total = 0
+    folders = [directory]
     while folders and total <= enough:
         try:
             with os.scandir(folders.pop()) as entries:

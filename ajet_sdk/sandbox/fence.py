@@ -276,7 +276,8 @@ limits."""
 _CALLS = {"x86_64": (0, 0xC000003E, 56, 41), "aarch64": (1, 0xC00000B7, 220, 198)}
 """Machine -> column of `_REFUSED`, the kernel's id of the machine, numbers of `clone` and
 `socket`."""
-_CLONE3, _X32 = 435, 0x40000000
+_CLONE3 = 435
+_X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW* of clone(2)
 _FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET and AF_INET6: the network namespace doesn't cover all others, such as
@@ -287,8 +288,13 @@ def system_calls() -> bytes:
     """A seccomp filter in classic BPF (linux/filter.h): refused calls fail; those of other machines
     end the program."""
     column, machine, clone, sockets = _CALLS[platform.machine()]
-    load, equal, at_least, has_bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, kill = 0x7FFF0000, 0x80000000
+    load = 0x20
+    equal = 0x15
+    at_least = 0x35
+    has_bits = 0x45
+    end = 0x06
+    allow = 0x7FFF0000
+    kill = 0x80000000
 
     def fail(number: int) -> tuple[int, int, int, int]:
         return (end, 0, 0, 0x00050000 | number)

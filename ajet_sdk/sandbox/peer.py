@@ -182,7 +182,8 @@ class Peer:
 
     def begin(self) -> tuple[int, int]:
         """Begin an expression of the tests, which `settled` ends."""
-        before, self.begun = self.begun, self.asked
+        before = self.begun
+        self.begun = self.asked
         return before, self.begun
 
     def settled(self, began: tuple[int, int], value: Any) -> Any:

@@ -216,13 +216,15 @@ async def _run(
     theirs.close()
     if channel is not None:
         channel.close()
-    flood, counted = asyncio.Event(), [0]
+    flood = asyncio.Event()
+    counted = [0]
     readers = [
         asyncio.create_task(_read(stream, limits, counted, flood))
         for stream in (process.stdout, process.stderr)
     ]
     writer = asyncio.create_task(_write(process.stdin, stdin))
-    ended, flooded = asyncio.create_task(process.wait()), asyncio.create_task(flood.wait())
+    ended = asyncio.create_task(process.wait())
+    flooded = asyncio.create_task(flood.wait())
     late = False
     try:
         done, _ = await asyncio.wait(
@@ -271,7 +273,8 @@ def _ending(reported: list[bytes]) -> tuple[int, str]:
     killed."""
     try:
         [ending] = map(json.loads, reported)
-        code, killed = ending.get("code", -signal.SIGKILL), ending.get("killed", "")
+        code = ending.get("code", -signal.SIGKILL)
+        killed = ending.get("killed", "")
     except (ValueError, RecursionError, AttributeError):
         return -signal.SIGKILL, ""
     return (
@@ -299,7 +302,8 @@ async def _read(
     flood: asyncio.Event,
 ) -> tuple[str, str]:
     """The stored beginning of a stream, and its end."""
-    head, last = bytearray(), b""
+    head = bytearray()
+    last = b""
     while stream is not None and (chunk := await stream.read(_CHUNK)):
         counted[0] += len(chunk)
         head += chunk[: limits.shown - len(head)]

@@ -54,7 +54,8 @@ REMEMBERED = 20_000
 """Episodes that are over and whose receipts are in memory; others are looked up in the trace."""
 ON_THE_WAY = 60.0
 """Seconds of an episode's life besides the time limits of agent and judge."""
-_SOONEST, _LATEST = 0.02, 1.0
+_SOONEST = 0.02
+_LATEST = 1.0
 """Bounds of the seconds between two looks for episodes over their time."""
 
 
@@ -186,7 +187,8 @@ class Attempts:
         step: int,
     ) -> OpenAttempt:
         """Open an episode; `number` is that of the attempt at its task. Raises ConfigError."""
-        settings, config = self.settings, self.settings.config
+        settings = self.settings
+        config = self.settings.config
         decoding: Literal["sampled", "greedy"] | None = "sampled"
         sampling = settings.training
         if claim.split == "val":
@@ -251,8 +253,10 @@ class Attempts:
         sampling: SamplingOverride | None,
         workflow_targets: Sequence[str] | None,
     ) -> OpenEpisode:
-        settings, config = self.settings, self.settings.config
-        rollout, gateway = config.rollout, settings.gateway
+        settings = self.settings
+        config = self.settings.config
+        rollout = config.rollout
+        gateway = settings.gateway
         by_name, opponent = draw_models(config, attempt, settings.engine, gateway.frozen)
         targets = draw_seats(rollout, workflow_targets, attempt.group_seed)
         check = check_of(config, settings.engine)
@@ -339,7 +343,8 @@ class Attempts:
 
     def _check_end(self, attempt: OpenAttempt, end: End) -> tuple[Reward, ...]:
         """The rewards of an end. Raises Refused."""
-        claim, claimed_for = attempt.claim, attempt.episode.task.task_id
+        claim = attempt.claim
+        claimed_for = attempt.episode.task.task_id
         if claim.task_at_end and claim.split == "train" and end.task is None:
             raise Refused(422, "bad_request", "this episode was claimed without a task: name it")
         if end.task is not None and not claim.task_at_end and end.task.task_id != claimed_for:
@@ -385,7 +390,9 @@ class Attempts:
         )
 
     async def _end(self, attempt: OpenAttempt, end: End, rewards: tuple[Reward, ...]) -> Receipt:
-        opened, config, engine = attempt.opened, self.settings.config, self.settings.engine
+        opened = attempt.opened
+        config = self.settings.config
+        engine = self.settings.engine
         task = end.task or attempt.episode.task
         episode = await self._finish(attempt, output=end.output, metrics=end.metrics, task=task)
         fault = fault_of_calls(opened, None) if opened.stopped is None else None

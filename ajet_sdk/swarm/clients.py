@@ -101,7 +101,8 @@ class Clients:
 
     def infos(self) -> tuple[ClientInfo, ...]:
         """What there is to say about each."""
-        moment, open_by_client = time.monotonic(), self._open_by_client()
+        moment = time.monotonic()
+        open_by_client = self._open_by_client()
         return tuple(
             ClientInfo(
                 client_id=client.client_id,

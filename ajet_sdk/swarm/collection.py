@@ -251,9 +251,11 @@ class Collection:
                 group = self.pool.find_own_place(self.kind_of)
                 task = group.task if group is not None and group.task is not None else task
             assert group is not None
-            number, step = self.pool.open(group, episode_id), self.step
+            number = self.pool.open(group, episode_id)
+            step = self.step
         else:
-            number, step = claim.attempt or 0, self.done
+            number = claim.attempt or 0
+            step = self.done
         if not claim.task_at_end:
             self.splits.add(task, claim.split)
         try:
@@ -428,7 +430,8 @@ class Collection:
         for episode in episodes:
             group = groups.get(episode.group_id)
             if group is None:
-                task, size = episode.task, self.pool.goal.attempts
+                task = episode.task
+                size = self.pool.goal.attempts
                 group = AttemptGroup(task.task_id, size, self.kind_of(task), task)
                 group.group_id = episode.group_id
                 groups[episode.group_id] = group
@@ -468,7 +471,8 @@ class Collection:
 
     def book_left(self) -> None:
         """Book the tokens of ended episodes that no step trains any more."""
-        writer, never = self.settings.writer, self.step + 1
+        writer = self.settings.writer
+        never = self.step + 1
         left = [episode for group in self.pool.groups for episode in group.ended]
         writer.move_to_step([episode.episode_id for episode in left], never)
         for episode in left:
@@ -493,7 +497,9 @@ class Collection:
 
     def status(self, clients: tuple[ClientInfo, ...]) -> SwarmStatus:
         """See `SwarmHost.status`."""
-        settings, goal, state = self.settings, self.pool.goal, self.board.state
+        settings = self.settings
+        goal = self.pool.goal
+        state = self.board.state
         waiting = {
             "updating": f"step {self.step} is being trained",
             "saving": "a checkpoint is being written",

@@ -59,7 +59,8 @@ class AttemptGroup:
     def split_open(self) -> AttemptGroup:
         """Move the open attempts to a new group of the same task, and return it."""
         rest = AttemptGroup(self.task_id, self.size, self.kind, self.task, self.position)
-        rest.open, self.open = self.open, {}
+        rest.open = self.open
+        self.open = {}
         return rest
 
 
@@ -220,7 +221,9 @@ class Pool:
                 for episode_id in group.open:
                     other.open[episode_id] = other.free_number()
                 return other
-        group.task_id, group.kind, group.size = task_id, kind, self.goal.attempts
+        group.task_id = task_id
+        group.kind = kind
+        group.size = self.goal.attempts
         return group
 
     def begin_unknown(self) -> AttemptGroup | None:
@@ -304,7 +307,8 @@ class Pool:
     @property
     def missing(self) -> str:
         """One sentence: what the step waits for."""
-        goal, ended = self.goal, sum(len(group.ended) for group in self.groups)
+        goal = self.goal
+        ended = sum(len(group.ended) for group in self.groups)
         working = sum(len(group.open) for group in self.groups)
         if goal.rule == "episodes":
             progress = f"{ended} of {goal.groups * goal.attempts} episodes have ended"

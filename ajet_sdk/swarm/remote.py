@@ -199,7 +199,8 @@ class RemoteEpisode(EpisodeRecorder):
             self._cut_off_by = None
 
     async def _await_reports(self) -> None:
-        reports, self._reports = self._reports, []
+        reports = self._reports
+        self._reports = []
         waiting = [asyncio.wrap_future(report) for report in reports]
         for outcome in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(outcome, BaseException):

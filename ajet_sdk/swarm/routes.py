@@ -86,7 +86,8 @@ class SwarmRoutes:
     """The handlers of a server's requests."""
 
     def __init__(self, keys: Keys, owner: Owner) -> None:
-        self.keys, self.owner = keys, owner
+        self.keys = keys
+        self.owner = owner
         self.last_request = time.monotonic()
         self.host: SwarmHost
 
@@ -287,7 +288,8 @@ def reached_at(request: Request, default: str) -> str:
 
 async def read_body(request: Request) -> bytes:
     """The body of a request. Raises Refused 413."""
-    parts, size = [], 0
+    parts = []
+    size = 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)

@@ -55,8 +55,11 @@ class _Bounded(io.RawIOBase):
     """A stream whose lines are limited in length; a longer one raises, or is cut with `cut`."""
 
     def __init__(self, stream: Any, name: str, cut: bool) -> None:
-        self._stream, self._name, self._cut = stream, name, cut
-        self._line, self._size = 1, 0
+        self._stream = stream
+        self._name = name
+        self._cut = cut
+        self._line = 1
+        self._size = 0
         """Number and length so far of the current line."""
 
     def readable(self) -> bool:
@@ -191,4 +194,5 @@ def _refuse(name: str) -> object:
     raise ValueError(f"{name}{_NO_VALUE}")
 
 
-_LENIENT, _STRICT = json.JSONDecoder(), json.JSONDecoder(parse_constant=_refuse)
+_LENIENT = json.JSONDecoder()
+_STRICT = json.JSONDecoder(parse_constant=_refuse)

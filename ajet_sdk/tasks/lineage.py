@@ -228,7 +228,8 @@ def clash(task: Task, val_task: Task, *, by_answer: bool = True) -> bool:
     An identifier of the row doesn't if both have the same answer; without answers it may choose
     what to do.
     """
-    mine, theirs = task.metadata, val_task.metadata
+    mine = task.metadata
+    theirs = val_task.metadata
     shared = mine.keys() & theirs.keys() - _MEASURED
     differing = {name for name in shared if _compared(mine[name]) != _compared(theirs[name])}
     answers = {name for name in shared if is_answer(name)}

@@ -231,7 +231,8 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
     derived from one."""
     if not val:
         return
-    tasks, places = [task for task, _ in train], {task.task_id: where for task, where in val}
+    tasks = [task for task, _ in train]
+    places = {task.task_id: where for task, where in val}
     shared = [
         (place, same.task_id, _how(tasks[place], same))
         for place, same in same_tasks(tasks, (t for t, _ in val))

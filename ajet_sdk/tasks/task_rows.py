@@ -195,7 +195,8 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
     """
     known: dict[str, list[Path]] = {}
     for file, stem in files:
-        above, name = file.relative_to(folder).parts[:-1], SHARD.sub("", stem)
+        above = file.relative_to(folder).parts[:-1]
+        name = SHARD.sub("", stem)
         inside = [part for part in above if "=" not in part][-1:]
         if columns := dict(part.split("=", 1) for part in above if "=" in part):
             name = columns.get("split") or (name if name in SPLITS else "train")

@@ -105,7 +105,8 @@ class CallFormat:
             calls = self._find_tagged(text, start.end(), tools)
             return None if calls is None else (text[: start.start()], calls)
         items: list[_Item] = []
-        at, written = start.end(), start.groupdict().get("id")
+        at = start.end()
+        written = start.groupdict().get("id")
         while True:
             item = self._item(text, at, tools, written)
             if item is None:
@@ -125,7 +126,8 @@ class CallFormat:
                 continue
             if following is None:
                 break
-            at, written = following.end(), following.groupdict().get("id")
+            at = following.end()
+            written = following.groupdict().get("id")
         end = re.compile(_loose(self.close)).match(text, at)
         if end is None or text[end.end() :].strip():
             return None
@@ -211,13 +213,12 @@ class CallFormat:
         head = re.compile(_NAME + name_end + f"(?={ends}|$)").match(text, at)
         if head is None:
             return None
-        at, types, arguments = (
-            head.end(),
-            ArgumentTypes.of(head.group(1), tools),
-            dict[str, object](),
-        )
+        at = head.end()
+        types = ArgumentTypes.of(head.group(1), tools)
+        arguments = dict[str, object]()
         while (pair := _pair(marks, ends).match(text, at)) is not None:
-            key, value = pair["key"].strip(), pair["value"]
+            key = pair["key"].strip()
+            value = pair["value"]
             if pair["raw"] is None:
                 arguments[key] = json_or_literal(value)
             else:
@@ -247,7 +248,8 @@ class ReplyFormat:
             for form in self.calls:
                 match = form.find(reply if closed else reasoning or "", tools)
                 if match is not None:
-                    before, items = match[0].strip() or None, match[1]
+                    before = match[0].strip() or None
+                    items = match[1]
                     content, thought = (before, reasoning) if closed else (None, before)
                     calls = tuple(
                         (i.name, json.dumps(i.arguments, ensure_ascii=False)) for i in items

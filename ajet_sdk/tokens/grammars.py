@@ -245,7 +245,8 @@ def _calls(text: _Text, form: ReplyFormat, tools: Iterable[JsonView], once: bool
 
 
 def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
-    name, schema = str(function["name"]), function.get("parameters") or {}
+    name = str(function["name"])
+    schema = function.get("parameters") or {}
     parameter = f"tools: the parameters of {name!r}"
     if not isinstance(schema, Mapping) or not isinstance(schema.get("properties") or {}, Mapping):
         raise RequestRefused(f"{parameter} must be a JSON schema (an object)", "tools")

@@ -59,7 +59,8 @@ def with_tools_as_text(
     block = _TOOLS.format(tools="\n".join(map(show, tools))) + (_FORM if with_form else "")
     if not messages or messages[0].get("role") != role:
         return [{"role": role, "content": block}, *messages]
-    first, following = messages[0], messages[1:]
+    first = messages[0]
+    following = messages[1:]
     content = first["content"]
     if not content:
         whole: object = block

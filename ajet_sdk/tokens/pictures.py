@@ -68,7 +68,8 @@ class PictureProcessor:
     def __init__(
         self, path: Path, config: dict[str, Any], decode: Callable[[Sequence[int]], str]
     ) -> None:
-        self._processor, self._decode = _load(path), decode
+        self._processor = _load(path)
+        self._decode = decode
         self.placeholder: str = (
             getattr(self._processor, "boi_token", None) or self._processor.image_token
         )

@@ -74,7 +74,9 @@ class PieceEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints, limit: int = 4_000_000) -> None:
-        self._tokenizer, self._cuts, self._limit = tokenizer, cuts, limit
+        self._tokenizer = tokenizer
+        self._cuts = cuts
+        self._limit = limit
         self._size = 0
         self._pieces: OrderedDict[str, list[int]] = OrderedDict()
 

@@ -16,8 +16,14 @@ from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.formats import ID, PARSERS, CallFormat, Pairs, ReplyFormat, json_at, named
 from ajet_sdk.tokens.template import ChatTemplate
 
-NAME, OTHER, KEY, KEY_2, VALUE, NUMBER = "zqname", "zqother", "zqkey", "zqsecond", "zqvalue", 70707
-TEXT, REASON = "zqtext", "zqreason"
+NAME = "zqname"
+OTHER = "zqother"
+KEY = "zqkey"
+KEY_2 = "zqsecond"
+VALUE = "zqvalue"
+NUMBER = 70707
+TEXT = "zqtext"
+REASON = "zqreason"
 
 _BY_TEMPLATE = ("auto", "template")
 """Values of `model.tool_call_parser` for which the format is learnt."""
@@ -165,12 +171,14 @@ class _Probe:
         return marks[-1] if marks and head.rstrip().endswith((marks[-1], closing.strip())) else ""
 
     def _of_json(self, single: str, double: str) -> CallFormat | None:
-        first, separator = _json_item(single, NAME), ""
+        first = _json_item(single, NAME)
+        separator = ""
         if first is None:
             return None
         start, end, middle = first
         if NAME in double and OTHER in double:
-            a, b = _json_item(double, NAME), _json_item(double, OTHER)
+            a = _json_item(double, NAME)
+            b = _json_item(double, OTHER)
             if a is not None and b is not None and a[1] <= b[0]:
                 separator = double[a[1] : b[0]]
         return self._format(single, start, end, separator, middle=middle)

@@ -28,14 +28,19 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _APART = {"role", "content", "tool_calls", *_REASONING}
 _NEVER_RENDERED = {"refusal", "annotations", "audio", "function_call", "cache_control"}
 _NOT_AS_IT_IS = _APART | _NEVER_RENDERED
-_PROBE, _REASON, _TEXT = "probe", "zqreason", "zqtext"
+_PROBE = "probe"
+_REASON = "zqreason"
+_TEXT = "zqtext"
 _USER: Json = {"role": "user", "content": "zquser"}
 _PROBE_CALL = {
     "id": "call00000",
     "type": "function",
     "function": {"name": "f", "arguments": '{"a": "b"}'},
 }
-_NAME, _KEY, _VALUE, _RESULT = "zqfunction", "zqkey", "zqvalue", "zqresult"
+_NAME = "zqfunction"
+_KEY = "zqkey"
+_VALUE = "zqvalue"
+_RESULT = "zqresult"
 _TOOL = {
     "type": "function",
     "function": {
@@ -359,7 +364,8 @@ class ChatTemplate:
                 " chat template renders",
                 "continue_final_message",
             )
-        end, blanks = place + len(stripped), content[len(content.rstrip()) :]
+        end = place + len(stripped)
+        blanks = content[len(content.rstrip()) :]
         return text[:end] + (blanks if text.startswith(blanks, end) else "")
 
     def reply_text(
@@ -368,10 +374,8 @@ class ChatTemplate:
         """Renders a reply, after the generation prompt; empty if the template refuses."""
         formed = [self.form(m) for m in (_USER, message)]
         try:
-            head, whole = (
-                self.render(formed[:1], tools),
-                self.render(formed, tools, add_generation_prompt=False),
-            )
+            head = self.render(formed[:1], tools)
+            whole = self.render(formed, tools, add_generation_prompt=False)
         except RequestRefused:
             return ""
         return self.rest(head, whole)

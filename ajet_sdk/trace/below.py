@@ -79,7 +79,8 @@ def readable(
     for file in files:
         beside.setdefault(file.parent if is_part(file) else file, []).append(file)
     close = {*named, *near}
-    first, alone = {file.parent for file in close}, set(files)
+    first = {file.parent for file in close}
+    alone = set(files)
     order = sorted(
         beside,
         key=lambda path: (

@@ -217,11 +217,12 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
 def other_version(path: Path | str, version: int) -> str:
     """The message about a trace of another version."""
     if version > SCHEMA_VERSION:
-        age, advice = "a newer", "update with: pip install -U ajet"
+        age = "a newer"
+        advice = "update with: pip install -U ajet"
     else:
-        age, advice = (
-            "an older",
-            "carry it over: `ajet trace export --format native` there, `ajet trace import` here",
+        age = "an older"
+        advice = (
+            "carry it over: `ajet trace export --format native` there, `ajet trace import` here"
         )
     return (
         f"{path} was written by {age} ajet (schema {version}; this version reads {SCHEMA_VERSION});"
@@ -385,10 +386,8 @@ def undeliver(
     connection: duckdb.DuckDBPyConnection, episode_id: str, request_id: str, error: str
 ) -> None:
     """Set the error of a request's calls without one."""
-    calls, ids = (
-        "episode_id = $episode AND request_id = $request",
-        {"episode": episode_id, "request": request_id},
-    )
+    calls = "episode_id = $episode AND request_id = $request"
+    ids = {"episode": episode_id, "request": request_id}
     with transaction(connection), amending(connection, "calls", calls, ids):
         connection.execute(
             f"UPDATE calls SET error = $error WHERE {calls} AND error IS NULL",

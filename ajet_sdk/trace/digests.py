@@ -73,7 +73,8 @@ def _as_bytes(column: pa.Array | pa.ChunkedArray) -> list[bytes | None]:
         return [None] * len(array)
     if pa.types.is_list(array.type):
         flat = array.values.fill_null(_NULL[array.type.value_type]).to_numpy()
-        ends, there = array.offsets.to_numpy().tolist(), array.is_valid().to_pylist()
+        ends = array.offsets.to_numpy().tolist()
+        there = array.is_valid().to_pylist()
         return [
             flat[ends[i] : ends[i + 1]].tobytes() if known else None
             for i, known in enumerate(there)

@@ -31,7 +31,8 @@ def give(path: Path, *feedback: Feedback) -> None:
 
 def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedback]]:
     """Group feedback by the file that has its episode and call."""
-    unplaced, by_file = list(feedback), dict[Path, list[Feedback]]()
+    unplaced = list(feedback)
+    by_file = dict[Path, list[Feedback]]()
     for file in trace_files(path):
         if not unplaced:
             break

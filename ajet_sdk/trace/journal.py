@@ -54,7 +54,8 @@ class Journal:
         os.close(directory)
         self.size = 0
         """Size in bytes."""
-        self._writing, self._syncing = threading.Lock(), threading.Lock()
+        self._writing = threading.Lock()
+        self._syncing = threading.Lock()
         self._appended = self._synced = 0
         self._pictures = StoredPictures()
         """Those in the journal, which has each of them once."""

@@ -63,11 +63,14 @@ class Limits:
         ):
             try:
                 if files and (match := re.fullmatch(r"\s*(\d+)\s*files\s*", str(text))):
-                    kind, limit = "files", int(match[1])
+                    kind = "files"
+                    limit = int(match[1])
                 elif re.search(r"b\s*$", str(text).lower()):
-                    kind, limit = "size", size(str(text), name)
+                    kind = "size"
+                    limit = size(str(text), name)
                 else:
-                    kind, limit = "age", age(str(text), name)
+                    kind = "age"
+                    limit = age(str(text), name)
             except (ConfigError, OverflowError):
                 takes = '"30d", "2GB" or "100 files"' if files else '"30d" or "2GB"'
                 raise ConfigError(
@@ -112,11 +115,9 @@ def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
     for path in directory.glob("*.duckdb"):
         with suppress(FileNotFoundError):  # another process deletes too
             traces += [(path.stat().st_mtime, path)] if path.name.startswith(prefix) else []
-    total, number, deleted = (
-        sum(bytes_of(path) for _, path in traces),
-        len(traces) + 1,
-        list[Path](),
-    )
+    total = sum(bytes_of(path) for _, path in traces)
+    number = len(traces) + 1
+    deleted = list[Path]()
     for changed, path in sorted(traces):
         expired = limits.age is not None and time.time() - changed > limits.age.total_seconds()
         too_many = limits.files is not None and number > limits.files
@@ -124,7 +125,8 @@ def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
             expired or too_many or (limits.size is not None and total > limits.size)
         ):
             continue
-        total, number = total - bytes_of(path), number - 1
+        total = total - bytes_of(path)
+        number = number - 1
         path.unlink(missing_ok=True)
         log_of(path).unlink(missing_ok=True)
         deleted.append(path)

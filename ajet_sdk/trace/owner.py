@@ -117,7 +117,8 @@ def announce(
     }
     # gateway.json, unless another live process uses it. A file `trace-...` always gets its own,
     # since concurrent processes would race for gateway.json.
-    target, per_trace = path.with_name("gateway.json"), path.with_name(f"{path.stem}.gateway.json")
+    target = path.with_name("gateway.json")
+    per_trace = path.with_name(f"{path.stem}.gateway.json")
     there = _read(target) if target.exists() else None
     if path.name.startswith("trace-") or (
         there is not None and there.trace != path.name and there.alive

@@ -162,7 +162,8 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
 def _called(sql: str) -> Iterator[str]:
     """Yields names before a `(`, tokenized by DuckDB, so that quotes and comments cannot hide
     them."""
-    text, tokens = sql.encode(), duckdb.tokenize(sql)
+    text = sql.encode()
+    tokens = duckdb.tokenize(sql)
     ends = [*(at for at, _ in tokens[1:]), len(text)]
     parts = [
         text[at:end].decode()

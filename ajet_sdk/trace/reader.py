@@ -135,10 +135,8 @@ class Trace(AbstractContextManager["Trace"]):
                 TraceLocked
             ):  # a process may have opened the file briefly after the check for an owner
                 self._held = None
-                at, owners = (
-                    time.monotonic(),
-                    [owner for owner in map(owner_of, self.files()) if owner],
-                )
+                at = time.monotonic()
+                owners = [owner for owner in map(owner_of, self.files()) if owner]
                 if (
                     any(not owner.brief for owner in owners)
                     or at - seen > _RACE
@@ -200,10 +198,8 @@ class Trace(AbstractContextManager["Trace"]):
         near = [file for folder in folders for file in in_and_below(folder, 0)]
         if time.monotonic() - self._looked > _LOOK:
             below = [file for folder in folders for file in in_and_below(folder)]
-            self._looked, self._deep = (
-                time.monotonic(),
-                [file for file in below if file.parent not in folders],
-            )
+            self._looked = time.monotonic()
+            self._deep = [file for file in below if file.parent not in folders]
         deep = [file for file in self._deep if file.exists()]
         files = distinct([*named, *near, *deep]) or trace_files(self._paths[0])
         owned = settled_owners(files)
@@ -259,7 +255,8 @@ class TraceTable:
     """Rows of a trace; each method reads them again. Columns as in `ajet trace sql`."""
 
     def __init__(self, reader: Trace, table: str, key: str) -> None:
-        self._reader, self._sql = reader, f"SELECT * FROM {table} ORDER BY started_at, {key}"
+        self._reader = reader
+        self._sql = f"SELECT * FROM {table} ORDER BY started_at, {key}"
 
     def arrow(self) -> pa.Table:
         return self._reader.query(self._sql)
@@ -340,7 +337,8 @@ def episodes(
 ) -> list[Episode]:
     """Finished episodes with calls and rewards, oldest first; with `superseded` those rolled back
     by a resume, too."""
-    conditions, values = [] if superseded else ["NOT superseded"], list[Any]()
+    conditions = [] if superseded else ["NOT superseded"]
+    values = list[Any]()
     for name, value in (("run_id", run_id), ("step", step), ("split", split)):
         if value is not None:
             conditions.append(f"{name} = ?")
@@ -447,7 +445,8 @@ def _calls(reader: TraceReader, table: pa.Table) -> dict[str, list[Call]]:
 
 def stored_calls(table: pa.Table) -> list[Stored]:
     """Extracts the stored parts of prompts from rows of `calls`, for `rebuild`."""
-    prompts, outputs = arrays_of(table["prompt_suffix"]), arrays_of(table["output_ids"])
+    prompts = arrays_of(table["prompt_suffix"])
+    outputs = arrays_of(table["output_ids"])
     names = ["call_id", "parent_call_id", "prefix_len", "prefix_messages", "messages_suffix"]
     rows = table.select(names).to_pylist()
     return [
@@ -552,7 +551,8 @@ def _extend(
     whole: dict[str, Whole],
     pictures: Mapping[str, Picture],
 ) -> Whole:
-    ids, messages = np.empty(0, np.int32), list[object]()
+    ids = np.empty(0, np.int32)
+    messages = list[object]()
     parent = call.parent_call_id
     if parent is not None:
         ids, messages = whole[parent]

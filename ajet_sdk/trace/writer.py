@@ -443,7 +443,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         self._settle(len(records))
 
     def _settle(self, count: int) -> None:
-        settled, self._taken = self._taken[:count], self._taken[count:]
+        settled = self._taken[:count]
+        self._taken = self._taken[count:]
         with self._changed:
             self._bytes -= sum(size_of(item) for item in settled if not isinstance(item, _Order))
             self._written += count
@@ -478,11 +479,13 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
     def _release(self, *, final: bool = True) -> None:
         with self._reading:  # DuckDB closes no file during a query
-            root, self._root = self._root, None
+            root = self._root
+            self._root = None
             for query in self._queries:
                 query.set()
             self._reading.wait_for(lambda: not self._queries)
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         try:
             if connection:
                 connection.close()

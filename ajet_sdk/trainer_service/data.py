@@ -158,7 +158,8 @@ def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[np.gener
             f"datum {index} lacks the input {name!r}; it needs a value for each token of"
             " model_input"
         )
-    tensor, pb = datum.loss_fn_inputs[name], messages()
+    tensor = datum.loss_fn_inputs[name]
+    pb = messages()
     if tensor.HasField("sparse_csr") or len(tensor.shape) > 1:
         raise RequestRefused(
             f"datum {index}: {name} must be a dense tensor of one dimension, {size} values"

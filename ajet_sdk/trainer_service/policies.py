@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 _ALPHA = 32
 """LoRA alpha: adapters are scaled by `_ALPHA / rank`, so that a learning rate fits all ranks."""
-_LORA, _OPTIMISER = "lora.json", "optimiser.pt"
+_LORA = "lora.json"
+_OPTIMISER = "optimiser.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class BaseModel:
                 f"{path} is a LoRA adapter; serve a whole model, such as one with the adapter"
                 " merged (a finished run exports one as `model/`)"
             )
-        self.path, self.temperature = path, temperature
+        self.path = path
+        self.temperature = temperature
         self.model = load_model(path, device=device).requires_grad_(False)
         shape = self.model.config.get_text_config()
         longest = getattr(shape, "max_position_embeddings", None)
@@ -167,7 +169,8 @@ class Policy:
     """A client's weights with their optimizer. Not thread-safe."""
 
     def __init__(self, base: BaseModel, lora: Lora) -> None:
-        self.base, self.lora = base, lora
+        self.base = base
+        self.lora = lora
         self.module = base.policy_module(lora)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self._optimiser = adamw(self.parameters)
@@ -250,7 +253,8 @@ class Policy:
         return logprobs, total
 
     def _micro_batch(self, batch: Batch, members: list[int], row_sizes: list[int]) -> MicroBatch:
-        device, heat = self.parameters[0].device, self.base.temperature
+        device = self.parameters[0].device
+        heat = self.base.temperature
         inputs = [batch.inputs[i] for i in members]
         keyed = [given.keyed for given in inputs]
         rows, places = grid(keyed, row_sizes, device)
@@ -350,10 +354,8 @@ def prompt_scores(
     size = len(prompt.ids)
     begin = max(1, size - last if last is not None else 1)
     logprobs_T = np.full(size, np.nan, np.float32)
-    ids_TK, logprobs_TK = (
-        np.zeros((size, top), np.int32),
-        np.full((size, top), -99999.0, np.float32),
-    )
+    ids_TK = np.zeros((size, top), np.int32)
+    logprobs_TK = np.full((size, top), -99999.0, np.float32)
     if size > begin:
         tokens = torch.as_tensor(prompt.ids, dtype=torch.int64, device=module.device)
         inputs = {"input_ids": tokens[None]}
@@ -373,7 +375,9 @@ def prompt_scores(
     return PromptScores(logprobs_T, ids_TK, logprobs_TK)
 
 
-SAVE, SNAPSHOT, EXPORT = "save_weights", "save_weights_for_sampler", "save_weights_external"
+SAVE = "save_weights"
+SNAPSHOT = "save_weights_for_sampler"
+EXPORT = "save_weights_external"
 _PARTS = {SAVE: "weights", SNAPSHOT: "sampler_weights", EXPORT: "external_weights"}
 _SESSIONS = "sessions"
 """Directory of unnamed weights, one per sampling session."""
@@ -413,7 +417,8 @@ class Checkpoints:
 
     def save(self, policy_id: str, policy: Policy, kind: str, body: Json) -> str:
         """Save a checkpoint for a client; returns its path. Raises RequestRefused."""
-        name, session = body.get("path"), body.get("sampling_session_seq_id")
+        name = body.get("path")
+        session = body.get("sampling_session_seq_id")
         if name is None:
             name = f"step-{body['seq_id']}" if session is None else str(session)
         if not _NAME.fullmatch(name):
@@ -426,10 +431,8 @@ class Checkpoints:
                 "this server encrypts no checkpoints; leave age_encryption_recipients out"
             )
         part = _PARTS[kind] if session is None else _SESSIONS
-        target, path = (
-            self.directory(policy_id) / part / name,
-            f"tinker://{policy_id}/{part}/{name}",
-        )
+        target = self.directory(policy_id) / part / name
+        path = f"tinker://{policy_id}/{part}/{name}"
         if target.exists() and kind == SAVE and not body.get("overwrite"):
             raise RequestRefused(
                 f"{path} is there already; pass overwrite=True, or choose another name", "path"

@@ -86,7 +86,8 @@ def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
 
 class _Routes:
     def __init__(self, service: Service, poll: float) -> None:
-        self.service, self._poll = service, poll
+        self.service = service
+        self._poll = poll
         self._secret = secrets.token_urlsafe()
 
     def app(self) -> Starlette:
@@ -178,7 +179,8 @@ class _Routes:
         return self._accept(kind, await _read(request, fields.Numbered))
 
     def _create(self, kind: str, body: fields.NewModel) -> Response:
-        session, number = body.session_id, body.model_seq_id
+        session = body.session_id
+        number = body.model_seq_id
         return _promise(self.service.create(kind, session, number, body.json_object()))
 
     def _accept(self, kind: str, body: fields.Numbered | fields.LoadWeights) -> Response:
@@ -235,7 +237,8 @@ class _Routes:
     # Checkpoints
 
     async def runs(self, request: Request) -> Response:
-        begin, limit = _query_number(request, "offset", 0), _query_number(request, "limit", 20)
+        begin = _query_number(request, "offset", 0)
+        limit = _query_number(request, "limit", 20)
         ids = self.service.policies()[::-1]
         runs = [self._run(id_) for id_ in ids[begin : begin + limit]]
         cursor = {"offset": begin, "limit": limit, "total_count": len(ids)}
@@ -298,7 +301,8 @@ class _Routes:
 
     async def file(self, request: Request) -> Response:
         """Serve a link."""
-        secret, name = request.path_params["secret"], Path(request.path_params["file"])
+        secret = request.path_params["secret"]
+        name = Path(request.path_params["file"])
         state = self.service.checkpoints.state.resolve()
         target = (state / name).resolve()
         is_adapter = name.name.startswith("adapter_") and target.is_relative_to(state)

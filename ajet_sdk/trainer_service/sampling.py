@@ -31,7 +31,8 @@ class _Slot:
     def __init__(
         self, loading: Coroutine[object, None, tuple[LocalSampler, PreTrainedModel]]
     ) -> None:
-        self.loading, self.scoring = asyncio.ensure_future(loading), asyncio.Lock()
+        self.loading = asyncio.ensure_future(loading)
+        self.scoring = asyncio.Lock()
         self.users = 0
         """Number of requests that use them."""
 
@@ -40,7 +41,9 @@ class Samplers:
     """Weights of sampling sessions; the least recently used are unloaded."""
 
     def __init__(self, base: BaseModel, seed: int = 0, *, deterministic: bool = False) -> None:
-        self._base, self._tokenizer, self._how = base, base.tokenizer, (seed, deterministic)
+        self._base = base
+        self._tokenizer = base.tokenizer
+        self._how = (seed, deterministic)
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
     def __contains__(self, path: Path | None) -> bool:
@@ -49,7 +52,8 @@ class Samplers:
 
     async def sample(self, path: Path | None, body: Json) -> bytes:
         """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
-        given, sampling = _prompt(body, self._tokenizer), _sampling(body)
+        given = _prompt(body, self._tokenizer)
+        sampling = _sampling(body)
         prompt = given.ids.tolist()
         if len(prompt) >= self._base.max_model_len:
             raise RequestRefused(

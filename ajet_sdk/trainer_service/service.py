@@ -37,7 +37,10 @@ _log = logging.getLogger("ajet.trainer")
 _SAMPLES = 4096
 """Maximum number of samples that wait for their clients."""
 
-PASS, STEP, CREATE, LOAD = "forward_backward", "optim_step", "create_model", "load_weights"
+PASS = "forward_backward"
+STEP = "optim_step"
+CREATE = "create_model"
+LOAD = "load_weights"
 _CHANGES = (STEP, CREATE, LOAD)
 """Requests that change the weights, which are saved before they are answered."""
 
@@ -77,7 +80,8 @@ class Service:
     def __init__(self, base: BaseModel, samplers: Samplers, state: Path, name: str) -> None:
         """`name` is the base model's name for clients. Raises ConfigError if another server uses
         `state`."""
-        self.base, self.name = base, name
+        self.base = base
+        self.name = name
         messages()
         state.mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(state)
@@ -177,7 +181,8 @@ class Service:
         try:
             checkpoint, reply = await asyncio.to_thread(self._apply, run, entry)
         except Exception as error:  # noqa: BLE001  (stored for the client)
-            checkpoint, reply = None, _failure(entry.kind, error)
+            checkpoint = None
+            reply = _failure(entry.kind, error)
             if changes:
                 run.policy = None  # the state in memory may be inconsistent, unlike that on disk
             elif entry.kind == PASS and not _is_forward_only(entry):
@@ -186,7 +191,8 @@ class Service:
             return
         self.journal.finish(entry, reply, str(checkpoint or "") if changes else None)
         if changes:
-            run.checkpoint, run.incomplete = checkpoint or before, ""
+            run.checkpoint = checkpoint or before
+            run.incomplete = ""
         if checkpoint is not None and before is not None:
             await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 

@@ -65,8 +65,11 @@ class ClusterRun:
     """The parts of a cluster run that do not depend on the trainer."""
 
     def __init__(self, job: Job, writer: TraceWriter, loggers: Loggers, total: int) -> None:
-        self.job, self.config, self.writer = job, job.config, writer
-        self.loggers, self.total = loggers, total
+        self.job = job
+        self.config = job.config
+        self.writer = writer
+        self.loggers = loggers
+        self.total = total
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
         self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
@@ -133,7 +136,8 @@ class ClusterRun:
             self.loggers.last |= self._newest_metrics(step)
         else:
             self.loggers.say("no checkpoint found; starting at step 0")
-        step, run_id = step or -1, self.job.run_id
+        step = step or -1
+        run_id = self.job.run_id
         self.writer.supersede(run_id, step, kept=kept)
         rows = self.writer.query(
             "SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step]
@@ -180,7 +184,8 @@ class ClusterRun:
 
         Raises CheckpointError if it is not the trained model; see `check_export`.
         """
-        target, last = self.store / self.job.run_id / "model", self.total
+        target = self.store / self.job.run_id / "model"
+        last = self.total
         with open_trace(self.job.directory, writer=self.writer) as trace:
             validated = episodes(trace, self.job.run_id, last, split="val")
         calls = [
@@ -256,7 +261,8 @@ def learning_rate(
 
 def config_for_cluster(job: Job) -> Config:
     """The config with the cluster's number of machines and GPUs, unless it sets them."""
-    config, common = job.config, job.config.trainer_common
+    config = job.config
+    common = job.config.trainer_common
     if config.is_set("trainer_common.n_gpus_per_node"):
         return config
     if (job.ray or LOCAL) == LOCAL:

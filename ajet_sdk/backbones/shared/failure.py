@@ -97,7 +97,8 @@ def _out_of_memory(text: str, memory: re.Match[str]) -> Failure:
 
 
 def _dead(text: str, fields: dict[str, str]) -> Failure:
-    name, kind = fields.get("name", ""), fields.get("class_name", "")
+    name = fields.get("name", "")
+    kind = fields.get("class_name", "")
     if "connection error code 2" in text:
         cause = (
             "the process was killed or crashed; if the kernel ran out of memory, `dmesg` on the"

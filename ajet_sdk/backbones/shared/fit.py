@@ -61,7 +61,8 @@ class Fit:
 
 def indivisible(config: Config, shape: ModelShape) -> list[str]:
     """What no memory can mend: heads that don't divide, and sequences beyond the positions."""
-    rollout, common = config.rollout, config.trainer_common
+    rollout = config.rollout
+    common = config.trainer_common
     wrong = []
     sizes = {
         "rollout.tensor_parallel_size": rollout.tensor_parallel_size,

@@ -79,9 +79,11 @@ def merge_root(
         raise ConfigError(
             f"the top-level key {name}: must be a mapping (got {type(root).__name__})"
         )
-    whole, wrong = merged(computed, root), []
+    whole = merged(computed, root)
+    wrong = []
     for path, key in ours.items():
-        before, after = value_at(computed, path), value_at(whole, path)
+        before = value_at(computed, path)
+        after = value_at(whole, path)
         if before != after:
             wrong.append(
                 f"{name}.{path}: {after} contradicts {key} ({before}), which ajet uses as well; set"
@@ -104,7 +106,8 @@ def value_at(mapping: Mapping[str, object], path: str) -> Any:
 def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> list[str]:
     """Errors for keys that neither Trinity nor verl supports, for messages on `trainer`. `lora`: it
     trains adapters."""
-    model, wrong = config.model, []
+    model = config.model
+    wrong = []
     if config.trainer_common.algorithm.use_kl_in_reward:
         wrong.append(
             "trainer_common.algorithm.use_kl_in_reward: use use_kl_loss with kl_loss_coef, or"

@@ -110,7 +110,8 @@ def _scaled(scaling: object) -> int:
     """The positions that a scaling of rotary embeddings reaches; 0 without one."""
     if not isinstance(scaling, Mapping):
         return 0
-    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    factor = scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
     if not isinstance(original, int) or not isinstance(factor, int | float):
         return 0
     return int(original * factor) if 0 < original * factor < _LARGEST else 0

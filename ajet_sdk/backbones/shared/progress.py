@@ -56,7 +56,10 @@ class Progress:
     def __init__(
         self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int
     ) -> None:
-        self._loggers, self._writer, self._job, self._total = loggers, writer, job, total
+        self._loggers = loggers
+        self._writer = writer
+        self._job = job
+        self._total = total
         self._val = len(val)
         self._sets = validation_sets(job)
         self._failure_reward = job.config.rollout.failure_reward
@@ -91,7 +94,8 @@ class Progress:
             self._loggers.say(f"the cluster's final messages were lost: {error}")
 
     def _group(self, group: GroupMessage) -> None:
-        step, purpose = int(group["step"]), str(group["purpose"])
+        step = int(group["step"])
+        purpose = str(group["purpose"])
         part = self._parts[step, purpose]
         display = self._loggers.display
         expected = self._job.config.data.train_batch_size if purpose == "train" else self._val

@@ -111,7 +111,8 @@ def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> lis
 
 def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
     """Task indices at positions of an endless sequence of epochs, each shuffled from the seed."""
-    chosen, orders = [], dict[int, list[int]]()
+    chosen = []
+    orders = dict[int, list[int]]()
     for position in places:
         epoch, at = divmod(position, count)
         if epoch not in orders:
@@ -135,7 +136,8 @@ def attempts_at(
 
     `purpose` is "train" or the name of the validation; seeds differ by purpose and step.
     """
-    group, part = new_id(), step if purpose == "train" else purpose
+    group = new_id()
+    part = step if purpose == "train" else purpose
     shared = seed_of(
         seed, part if purpose == "train" else "val", position
     )  # sampled and greedy: the same opponents
@@ -198,7 +200,9 @@ def samples_of(
     endpoint, only calls sampled without limits, penalties and the like are used. `estimator`
     overrides the config's.
     """
-    algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
+    algorithm = config.trainer_common.algorithm
+    rollout = config.rollout
+    data = config.data
     chosen = estimator or algorithm.adv_estimator
     return build(
         episodes,
@@ -281,7 +285,8 @@ class Rollouts:
 
     def begin_step(self, step: int) -> Rollout:
         """Start the training episodes of a step: `num_repeat` attempts at each of its tasks."""
-        config, seed = self.job.config, self.job.config.trainer_common.seed
+        config = self.job.config
+        seed = self.job.config.trainer_common.seed
         added = self.job.growth.tasks(step) if self.job.growth is not None else ()
         tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
         return self.begin(
@@ -298,10 +303,8 @@ class Rollouts:
         size = self.job.config.rollout.num_repeat
         groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
         missing = self.job.config.data.train_batch_size - sum(map(has_signal, groups))
-        had, seed = (
-            {episode.task.task_id for episode in episodes},
-            self.job.config.trainer_common.seed,
-        )
+        had = {episode.task.task_id for episode in episodes}
+        seed = self.job.config.trainer_common.seed
         unused = [task for task in self.job.train if task.task_id not in had]
         chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(
             unused, min(missing, len(unused))
@@ -323,7 +326,8 @@ class Rollouts:
     ) -> Rollout:
         """Start `repeats` attempts at each task in or after a step, with sampling `how`; see
         `attempts_of`."""
-        run_id, seed = self.job.run_id, self.job.config.trainer_common.seed
+        run_id = self.job.run_id
+        seed = self.job.config.trainer_common.seed
         attempts = attempts_of(
             tasks, repeats, run_id=run_id, step=step, purpose=purpose, seed=seed, first=first
         )
@@ -358,7 +362,8 @@ class Rollout:
     def __init__(
         self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None
     ) -> None:
-        self.size, self.finished = len(attempts), 0
+        self.size = len(attempts)
+        self.finished = 0
         self.started = time.perf_counter()
         self.ended: float | None = None
         self._display: Display | None = None

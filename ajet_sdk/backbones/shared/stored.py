@@ -69,7 +69,8 @@ def open_stored(job: Job) -> StoredSteps | None:
     the errors of `open_trace`.
     """
     common = job.config.trainer_common
-    algorithm, pairs = common.algorithm, common.algorithm.adv_estimator == "dpo"
+    algorithm = common.algorithm
+    pairs = common.algorithm.adv_estimator == "dpo"
     if not (algorithm.stored or algorithm.replays):
         return None
     size = job.config.data.train_batch_size if algorithm.stored else algorithm.replay
@@ -275,10 +276,8 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
 
     Episodes of validation tasks, by id or question, are left out.
     """
-    algorithm, draw = (
-        job.config.trainer_common.algorithm,
-        random.Random(job.config.trainer_common.seed),
-    )
+    algorithm = job.config.trainer_common.algorithm
+    draw = random.Random(job.config.trainer_common.seed)
     reader = open_trace(path)
     tasks = (
         [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()]
@@ -449,8 +448,11 @@ class StoredBatch:
         writer: TraceWriter,
     ) -> None:
         self.seconds = 0.0
-        self._loads, self._run_id, self._step = list(loads), run_id, step
-        self._tokenizer, self._writer = tokenizer, writer
+        self._loads = list(loads)
+        self._run_id = run_id
+        self._step = step
+        self._tokenizer = tokenizer
+        self._writer = writer
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
         """Add the episodes to the trace and return them, grouped by conversation or pair. Raises
@@ -536,7 +538,8 @@ def _retold(
     episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer
 ) -> Episode:
     """Copy an episode into this run, its calls tokenized by the run's tokenizer."""
-    episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
+    episode_id = new_id()
+    ids = {call.call_id: new_id() for call in episode.calls}
     fresh: dict[str, object] = {
         "episode_id": episode_id, "policy_version": None, "sampling": {},
         "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
@@ -549,7 +552,8 @@ def _retold(
         anew = retokenise(calls, tokenizer, findings)
         why = "; ".join(findings.faults[:1]) or "it contains no chat reply"
     except RequestRefused as error:
-        anew, why = [], str(error)
+        anew = []
+        why = str(error)
     if not anew or findings.faults:
         raise TrainingError(
             f"nothing can be learned from the episode of task {episode.task.task_id}: {why}"

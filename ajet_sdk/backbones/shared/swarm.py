@@ -91,8 +91,12 @@ class SwarmSteps:
     ) -> None:
         """`policy_version()` is the number of updates so far; `steps_are_updates`: each step makes
         one, at a time that the driver hears of later."""
-        self.job, self.host, self.writer = job, host, writer
-        self.policy_version, self.loggers, self.total = policy_version, loggers, total
+        self.job = job
+        self.host = host
+        self.writer = writer
+        self.policy_version = policy_version
+        self.loggers = loggers
+        self.total = total
         self.steps_are_updates = steps_are_updates
         self._claimed = ClaimedEpisodes(job.directory / CLAIMED)
         self._claimed_before: dict[str, Episode] = {}
@@ -240,7 +244,8 @@ class SwarmSteps:
         the place of tasks whose attempts are lost.
         """
         config = self.job.config
-        tasks, size = self.job.train, config.data.train_batch_size
+        tasks = self.job.train
+        size = config.data.train_batch_size
         seed = config.trainer_common.seed
         if not tasks:
             return []
@@ -339,7 +344,8 @@ class SwarmBatch:
     """The episodes of one step, from clients, with the interface of `steps.StepBatch`."""
 
     def __init__(self, steps: SwarmSteps, step: int) -> None:
-        self._steps, self._step = steps, step
+        self._steps = steps
+        self._step = step
         self.started = time.perf_counter()
         self.ended: float | None = None
         collection = steps.collection

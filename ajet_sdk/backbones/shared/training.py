@@ -122,16 +122,19 @@ class TrainingRun:
         replay: StoredSteps | None,
         teacher: LocalTeacher | RemoteTeacher | None,
     ) -> None:
-        self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
-        self.stored, self.replay, self.teacher = stored, replay, teacher
+        self.job = job
+        self.writer = writer
+        self.loggers = loggers
+        self.total = total
+        self.stored = stored
+        self.replay = replay
+        self.teacher = teacher
         self.config = job.config
         self.common = job.config.trainer_common
         self.learner = learner
-        self.sampler, self.trainer, self.tokenizer = (
-            learner.sampler,
-            learner.trainer,
-            learner.tokenizer,
-        )
+        self.sampler = learner.sampler
+        self.trainer = learner.trainer
+        self.tokenizer = learner.tokenizer
         self._thread = ThreadPoolExecutor(1, "trainer")
         room = asyncio.Semaphore(self.config.rollout.max_env_worker)
         self.rollouts = Rollouts(job, gateway, writer, learner.engine, room)
@@ -332,7 +335,8 @@ class TrainingRun:
             in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
         )
         if samples:
-            scores, begun = TokenScores(), time.perf_counter()
+            scores = TokenScores()
+            begun = time.perf_counter()
             if self.teacher is not None:
                 async with (
                     self.sampler.exclusive()
@@ -416,7 +420,8 @@ class TrainingRun:
                 )
                 self.sampler.policy_version = self.trainer.updates
             return learnt
-        loop, updates_left = asyncio.get_running_loop(), self.trainer.updates_of(samples)
+        loop = asyncio.get_running_loop()
+        updates_left = self.trainer.updates_of(samples)
         self._begin_ahead(step, updates_left)
 
         async def publish() -> None:
@@ -534,7 +539,9 @@ class TrainingRun:
             total_updates=self.trainer.settings.total_updates,
         )
         self.writer.flush()
-        keep, best, learner = self.common.keep_checkpoints, self.loggers.best_step(), self.learner
+        keep = self.common.keep_checkpoints
+        best = self.loggers.best_step()
+        learner = self.learner
         checkpoint.save(self.checkpoints, learner.write, progress, keep, best, learner.remove)
         self.saved = self.done
 

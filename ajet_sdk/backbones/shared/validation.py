@@ -97,7 +97,8 @@ class Validation:
         if not self.tasks:
             return
         config = self.rollouts.job.config
-        repeats, episodes = config.validation_attempts, list[Episode]()
+        repeats = config.validation_attempts
+        episodes = list[Episode]()
         if repeats:
             episodes = await self._sample(step, repeats, validation_sampling(config), "val")
         greedy = await self._sample(step, 1, GREEDY, "val, greedy")

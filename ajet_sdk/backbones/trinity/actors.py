@@ -177,7 +177,8 @@ class _Scheduler(Scheduler):  # type: ignore[misc]
 class _Runner(RunnerWrapper):  # type: ignore[misc]
     async def run_with_retry(self, *arguments: object, **named: object) -> Any:
         """Run as Trinity does, and again in a new process if the process died."""
-        lost, result = "", None
+        lost = ""
+        result = None
         for _ in range(_LIVES):
             try:
                 if lost:
@@ -208,7 +209,8 @@ class _LateDeletion:
     """
 
     def __init__(self, client: RestClient, later: int) -> None:
-        self._client, self._later = client, later
+        self._client = client
+        self._later = later
         self._asked: deque[tuple[str, str]] = deque()
 
     async def delete_checkpoint_async(self, model_id: str, name: str) -> None:

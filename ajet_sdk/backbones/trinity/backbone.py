@@ -147,15 +147,11 @@ class _Run(ClusterRun):
         with environment(TRINITY_LOG_DIR=str(place.directory / "log")):
             if not self.cpu:
                 return await self._on_cluster(place, val, trained)
-            log, rollout = (
-                self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
-                self.config.rollout,
-            )
-            heat, length, seed = (
-                rollout.temperature,
-                rollout.max_model_len,
-                self.config.trainer_common.seed,
-            )
+            log = self.job.directory / "logs" / f"{self.job.run_id}-learner.log"
+            rollout = self.config.rollout
+            heat = rollout.temperature
+            length = rollout.max_model_len
+            seed = self.config.trainer_common.seed
             running = run_learner(
                 place.model, _state(place), log, temperature=heat, max_model_len=length, seed=seed
             )
@@ -255,10 +251,8 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
         return int(path.name.removeprefix("global_step_"))
 
     for checkpoint in sorted(place.directory.glob("global_step_*"), key=step, reverse=True):
-        model, pointer = (
-            checkpoint / "actor" / "huggingface",
-            checkpoint / "remote_checkpoint_path.txt",
-        )
+        model = checkpoint / "actor" / "huggingface"
+        pointer = checkpoint / "remote_checkpoint_path.txt"
         if cpu and pointer.exists():
             adapter = load_model(
                 Checkpoints(_state(place)).find(pointer.read_text().strip()), device="cpu"

@@ -132,7 +132,8 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
 
     def __init__(self, buffer_config: BufferConfig, **arguments: Any) -> None:
         super().__init__(buffer_config)
-        self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
+        self.max_staleness = int(arguments["max_staleness"])
+        self._run_id = str(arguments["run_id"])
         self.ranks = int(arguments.get("ranks", 1))
         self._aggregation: Aggregation = arguments.get("loss_aggregation", "token")
         self._loss_length = int(arguments.get("loss_length", 1))
@@ -143,7 +144,8 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         first = (await self.exp_buffer.read(batch_size=1))[0]
         size = int(first.info.get("step_size", 1))
         batch = [first, *(await self.exp_buffer.read(batch_size=size - 1) if size > 1 else [])]
-        updates, stale = step - 1, 0
+        updates = step - 1
+        stale = 0
         rows: list[dict[str, Any]] = []
         lags: list[int] = []
         for experience in batch:
@@ -186,7 +188,8 @@ class OrderOfLocal(BaseSelector):  # type: ignore[misc]
     """Selects tasks in the same order as `local`."""
 
     def __init__(self, data_source: _HFBatchReader, config: DataSelectorConfig) -> None:
-        self._size, self._seed = int(data_source.dataset_size), int(config.seed)
+        self._size = int(data_source.dataset_size)
+        self._seed = int(config.seed)
         self._at = 0
 
     def get_indices(

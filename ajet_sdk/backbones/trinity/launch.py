@@ -147,7 +147,8 @@ def _ranks(config: TrinityConfig) -> int:
 
     It follows from Trinity's validated config, including the root `trinity:`.
     """
-    trainer, gpus = config.trainer, config.cluster.trainer_gpu_num
+    trainer = config.trainer
+    gpus = config.cluster.trainer_gpu_num
     if trainer.trainer_type != "verl" or not gpus:
         return 1
     sizes = {"ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size}
@@ -284,7 +285,8 @@ async def _until_ended(
     total: int,
     logs: Path,
 ) -> None:
-    done_at, seen = None, -1
+    done_at = None
+    seen = -1
     clock = asyncio.get_running_loop().time
     while not training.done():
         await asyncio.wait(
@@ -294,7 +296,8 @@ async def _until_ended(
         if exploring.done() and not training.done():
             exploring.result()
             if done_at is None or heard != seen:
-                done_at, seen = clock(), heard
+                done_at = clock()
+                seen = heard
             if clock() - done_at > (_ERROR_SECONDS if first_error(logs) else _STEP_SECONDS):
                 raise TrainingError(_stop_message("explorer", heard, total, logs))
     training.result()
@@ -416,7 +419,8 @@ def first_error(logs: Path) -> str | None:
                 if block and (match is None or (match[1], match[2]) != (at, logger)):
                     break
                 if match:
-                    at, logger = match[1], match[2]
+                    at = match[1]
+                    logger = match[2]
                     block.append(match[3])
         if block and (earliest is None or at < earliest[0]):
             earliest = at, f"{_summary(block)} (log: {log})"

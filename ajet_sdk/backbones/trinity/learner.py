@@ -33,7 +33,9 @@ T = TypeVar("T")
 _PROCESS = "ajet_sdk.backbones.trinity.learner_process"
 """Run in a process, as it loads torch."""
 
-_START, _STOP, _PAUSE = 120.0, 10.0, 0.2
+_START = 120.0
+_STOP = 10.0
+_PAUSE = 0.2
 """Seconds for the learner to answer and to end, and between two checks."""
 _SHOWN_LINES = 8
 
@@ -114,7 +116,8 @@ def _start(
             "listener": listener.fileno(),
             "parent": os.getpid(),
         }
-        begin, port = stream.tell(), listener.getsockname()[1]
+        begin = stream.tell()
+        port = listener.getsockname()[1]
         process = subprocess.Popen(
             [sys.executable, "-m", _PROCESS, json.dumps({**options, **handed})],
             stdin=subprocess.DEVNULL,
@@ -129,7 +132,8 @@ def _start(
 
 def _reach(learner: Learner, begin: int) -> None:
     """Wait until it answers or its process ends."""
-    deadline, failure = time.monotonic() + _START, ""
+    deadline = time.monotonic() + _START
+    failure = ""
     while not failure:
         try:
             httpx.get(

@@ -155,10 +155,12 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
     (`actors.SteadyExplorer`). Raises ConfigError if both are set and tokens would be too old for
     training, or the pace could not be kept.
     """
-    synchronizer, rollout = whole["synchronizer"], config.rollout
+    synchronizer = whole["synchronizer"]
+    rollout = config.rollout
     if not isinstance(synchronizer, dict):
         return  # Trinity's types refuse it later
-    interval, style = synchronizer["sync_interval"], str(synchronizer["sync_style"])
+    interval = synchronizer["sync_interval"]
+    style = str(synchronizer["sync_style"])
     intervals = [
         synchronizer.get(f"{who}_sync_interval") or interval for who in ("explorer", "trainer")
     ]
@@ -229,7 +231,8 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
 def _loss(config: Config) -> dict[str, object]:
     """The objective, the KL term and the entropy bonus of `plugins`."""
     common = config.trainer_common
-    kl, entropy = common.use_kl_loss, common.entropy_coef
+    kl = common.use_kl_loss
+    entropy = common.entropy_coef
     ours = f"{_HERE}.plugins.BatchLossWithKL" if kl else f"{_HERE}.plugins.BatchLoss"
     return {
         "policy_loss_fn": ours,
@@ -265,7 +268,8 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _buffer(config: Config, place: TrinityPlace) -> dict[str, object]:
-    size, rollout = config.data.train_batch_size, config.rollout
+    size = config.data.train_batch_size
+    rollout = config.rollout
     return {
         "batch_size": size,
         "train_batch_size": size * rollout.num_repeat * rollout.multi_turn.expected_steps,
@@ -284,7 +288,8 @@ def _buffer(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 def _tasks(config: Config, place: TrinityPlace) -> dict[str, object]:
     common = config.trainer_common
-    workflow, arguments = f"{_HERE}.workflow.AjetWorkflow", dict(place.workflow_args or {})
+    workflow = f"{_HERE}.workflow.AjetWorkflow"
+    arguments = dict(place.workflow_args or {})
     if place.is_given:
         workflow = f"{_HERE}.workflow.GivenWorkflow"
         arguments = {"run_id": place.run_id, "positions": config.data.train_batch_size}
@@ -318,7 +323,9 @@ def _tasks(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
-    common, rollout, runners = config.trainer_common, config.rollout, _runners(config)
+    common = config.trainer_common
+    rollout = config.rollout
+    runners = _runners(config)
     longest = (rollout.timeout + rollout.judge_timeout) * (rollout.max_retries + 1)
     return {
         "runner_per_model": min(runners, _RUNNERS_WITHOUT_GPU) if is_on_cpu(config) else runners,
@@ -389,7 +396,8 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 def check(config: Config) -> None:
     """Raise ConfigError that lists the keys that Trinity does not support."""
-    common, cpu = config.trainer_common, is_on_cpu(config)
+    common = config.trainer_common
+    cpu = is_on_cpu(config)
     wrong = unsupported_keys(config, "Trinity", lora=cpu)
     if common.ratio_level == "turn":
         wrong.append(

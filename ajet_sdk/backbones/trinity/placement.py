@@ -28,12 +28,11 @@ def trainer_gpus(config: Config, count: int | None = None) -> int:
 def misplaced(config: Config) -> str | None:
     """An error message if engines, GPUs and machines do not fit, with numbers that do; None if they
     fit."""
-    common, size, fitting = (
-        config.trainer_common,
-        config.rollout.tensor_parallel_size,
-        _fitting(config),
-    )
-    count, training = engines(config), trainer_gpus(config)
+    common = config.trainer_common
+    size = config.rollout.tensor_parallel_size
+    fitting = _fitting(config)
+    count = engines(config)
+    training = trainer_gpus(config)
     if count in fitting:
         return None
     machines = f"{common.nnodes} × {common.n_gpus_per_node} GPUs"
@@ -65,7 +64,8 @@ def _fitting(config: Config) -> list[int]:
     An engine must fit on one machine or take whole machines; otherwise it would leave GPUs idle,
     which Trinity counts as the trainer's.
     """
-    common, size = config.trainer_common, config.rollout.tensor_parallel_size
+    common = config.trainer_common
+    size = config.rollout.tensor_parallel_size
     machine = common.n_gpus_per_node
     if not machine or (common.nnodes > 1 and machine % size and size % machine):
         return []

@@ -29,7 +29,10 @@ from ajet_sdk.trace.reader import episodes, open_trace
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-_TASKS, _STEPS, _REPEATS, _REPLY = 2, 2, 2, 24
+_TASKS = 2
+_STEPS = 2
+_REPEATS = 2
+_REPLY = 24
 _TURNS = 4096
 _WARM_UP = "ajet_sdk.learn.warm_up"
 """Imported by name, as it loads torch."""
@@ -56,7 +59,8 @@ async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
     check_shape(config)
     if not is_on_cpu(config):
         return validate_config(mapping)
-    state, log = directory / "learner", directory / "learner.log"
+    state = directory / "learner"
+    log = directory / "learner.log"
     async with run_learner(str(model), state, log, temperature=1.0, max_model_len=64):
         return await asyncio.to_thread(validate_config, mapping)
 
@@ -118,10 +122,8 @@ def tiny_model(config: Config, directory: Path) -> tuple[Path, str]:
         demonstrate=lambda _: words[0], shape=Shape(hidden=32, heads=2, kv_heads=1, intermediate=64)
     )
     if tokenizer is None:
-        tokenizer, whose = (
-            learn.train_tokenizer(recipe, words),
-            "a byte-level tokenizer with a ChatML template",
-        )
+        tokenizer = learn.train_tokenizer(recipe, words)
+        whose = "a byte-level tokenizer with a ChatML template"
     torch.manual_seed(0)
     learn.save_model(learn.new_model(recipe, tokenizer), directory)
     tokenizer.save_pretrained(directory)
@@ -173,7 +175,8 @@ class Stopwatch:
     """Prints each finished stage of a rehearsal with its duration."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._at = say, time.perf_counter()
+        self._say = say
+        self._at = time.perf_counter()
 
     def done(self, stage: str, details: Mapping[str, object] | str = "") -> None:
         now = time.perf_counter()

@@ -39,8 +39,10 @@ class ServiceSampler:
     """
 
     def __init__(self, wrapper: ModelWrapper, config: Config, tokenizer: Tokenizer) -> None:
-        self._wrapper, self._tokenizer = wrapper, tokenizer
-        self.model, self.max_model_len = config.model_name, config.rollout.max_model_len
+        self._wrapper = wrapper
+        self._tokenizer = tokenizer
+        self.model = config.model_name
+        self.max_model_len = config.rollout.max_model_len
         self.takes_pictures = tokenizer.pictures is not None
         model = config.model.model_copy(update={"path": wrapper.model_name})
         self._config = config.model_copy(update={"model": model, "tinker": Tinker()})
@@ -119,7 +121,9 @@ class ServerSampler:
     def __init__(
         self, wrapper: ModelWrapper, model: str, max_model_len: int, tokenizer: Tokenizer
     ) -> None:
-        self._wrapper, self.model, self.max_model_len = wrapper, model, max_model_len
+        self._wrapper = wrapper
+        self.model = model
+        self.max_model_len = max_model_len
         self._eos_ids = tokenizer.eos_ids
         shown = tokenizer.pictures
         self._never_sampled = () if shown is None else shown.never_sampled

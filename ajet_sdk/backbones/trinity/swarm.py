@@ -47,7 +47,8 @@ class SamplerBySession:
 
     def __init__(self, samplers: Sequence[AnySampler]) -> None:
         self._samplers = samplers
-        self.model, self.max_model_len = samplers[0].model, samplers[0].max_model_len
+        self.model = samplers[0].model
+        self.max_model_len = samplers[0].max_model_len
         self.takes_pictures = samplers[0].takes_pictures
 
     def _of(self, session: str) -> AnySampler:
@@ -81,8 +82,12 @@ class ClientSteps:
         self, job: Job, writer: TraceWriter, loggers: Loggers, total: int, done: int, model: str
     ) -> None:
         assert job.swarm is not None
-        self.job, self.config, self.writer, self.loggers = job, job.config, writer, loggers
-        self.total, self.done = total, done
+        self.job = job
+        self.config = job.config
+        self.writer = writer
+        self.loggers = loggers
+        self.total = total
+        self.done = done
         self.steps = SwarmSteps(
             job, job.swarm, writer, lambda: self.done, loggers, total, steps_are_updates=True
         )

@@ -101,19 +101,22 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
         auxiliary_models: list[ModelWrapper] | None = None,
     ) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
-        self._repeats, self._first = 1, 0
+        self._repeats = 1
+        self._first = 0
 
     def reset(self, task: TrinityTask) -> None:
         self.task = task
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        self._repeats, self._first = repeat_times, run_id_base
+        self._repeats = repeat_times
+        self._first = run_id_base
 
     async def run_async(self) -> list[Experience]:
         """Run the group and return its experiences, or a blank one if there is nothing to train."""
         node = _node(self.task.workflow_args, self.model)
         purpose, sampling = self._purpose(node.config)
-        step, position = int(str(self.task.batch_id).partition("/")[0]), int(self.task.task_id)
+        step = int(str(self.task.batch_id).partition("/")[0])
+        position = int(self.task.task_id)
         if purpose != "train":
             step = await node.sampler.version()  # a validation is of the current weights
         attempts = attempts_at(
@@ -160,7 +163,8 @@ class GivenWorkflow(Workflow):  # type: ignore[misc]
     async def run_async(self) -> list[Experience]:
         """Wait for the step; a blank experience stands for an empty share."""
         arguments = self.task.workflow_args
-        step, position = int(str(self.task.batch_id).partition("/")[0]), int(self.task.task_id)
+        step = int(str(self.task.batch_id).partition("/")[0])
+        position = int(self.task.task_id)
         handover = handover_of(str(arguments["run_id"]))
         share = await handover.take.remote(step, position, int(arguments["positions"]))
         return list(share) or [blank()]
@@ -207,7 +211,8 @@ def experiences_of(
 ) -> list[Experience]:
     """The experiences of the batch's samples."""
     by_id = {episode.episode_id: episode for episode in episodes}
-    experiences, steps = [], dict.fromkeys(by_id, 0)
+    experiences = []
+    steps = dict.fromkeys(by_id, 0)
     for sample in batch.samples:
         experiences.append(
             to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id], tokenizer)

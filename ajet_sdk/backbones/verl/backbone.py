@@ -58,7 +58,8 @@ async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
 class _Run(ClusterRun):
     async def run(self) -> TunedModel:
-        job, val = self.job, validation_tasks(self.job)
+        job = self.job
+        val = validation_tasks(self.job)
         check(job.config)  # before a model is made
         check_shape(job.config)
         place = await self.place(VerlPlace)
@@ -137,7 +138,8 @@ class VerlProgress(Progress):
 
     async def follow(self, path: Path) -> None:
         """Read lines until `finish` is called, then the remaining ones."""
-        offset, partial = 0, b""
+        offset = 0
+        partial = b""
         while True:
             last = self._ended.is_set()
             fresh = await asyncio.to_thread(_read, path, offset)
@@ -151,7 +153,8 @@ class VerlProgress(Progress):
 
     def _line(self, record: Mapping[str, Any]) -> None:
         """Log the metrics of a finished step and add its trained tokens to the ledger."""
-        step, values = int(record["step"]), record["data"]
+        step = int(record["step"])
+        values = record["data"]
         if "training/global_step" not in values:
             return  # a validation, whose episodes arrive as messages
         metrics: dict[str, float] = {}

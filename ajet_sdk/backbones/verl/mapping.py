@@ -65,7 +65,8 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     """
     check(config)
     _warn(config)
-    common, rows = config.trainer_common, rows_of(config)
+    common = config.trainer_common
+    rows = rows_of(config)
     computed: dict[str, object] = {
         "ajet": {"job": str(place.job)},
         "data": {
@@ -162,7 +163,8 @@ def _model(config: Config, place: VerlPlace) -> dict[str, object]:
 
 
 def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, object]:
-    common, optim = config.trainer_common, config.trainer_common.optim
+    common = config.trainer_common
+    optim = config.trainer_common.optim
     return {
         "strategy": "fsdp2",
         "ppo_mini_batch_size": rows,

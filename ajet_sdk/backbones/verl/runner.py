@@ -99,8 +99,10 @@ class ClientSampler:
     def __init__(
         self, client: LLMServerClient, tokenizer: HFTokenizer, model: str, max_model_len: int
     ) -> None:
-        self._client, self._tokenizer = client, tokenizer
-        self.model, self.max_model_len = model, max_model_len
+        self._client = client
+        self._tokenizer = tokenizer
+        self.model = model
+        self.max_model_len = max_model_len
         self.takes_pictures = takes_pictures(tokenizer)
         self._never_sampled = tokenizer.pictures.never_sampled if tokenizer.pictures else ()
 

@@ -173,7 +173,8 @@ class RunningBatch:
             )
             self._table.length[target_B] = shared_B
         rows = np.array([joiner.row for joiner in joiners])
-        tokens, logprobs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)
+        tokens = np.zeros(len(rows), np.int64)
+        logprobs = np.zeros(len(rows), np.float32)
         for group in _groups(joiners):
             logits = self._prefill([joiners[i] for i in group])
             tokens[group], logprobs[group] = self._sample(
@@ -237,7 +238,8 @@ class RunningBatch:
     def _shown(self, rows: _Places, ids_BT: _Places, begin: _Places) -> Shown:
         """The positions and pictures of prompts from `begin` on."""
         assert self._vision is not None
-        table, width = self._table, ids_BT.shape[1]
+        table = self._table
+        width = ids_BT.shape[1]
         pictures: dict[int, Picture] = {}
         positions = np.zeros((3, *ids_BT.shape), np.int64)
         for i, row in enumerate(rows):
@@ -254,10 +256,12 @@ class RunningBatch:
     def _decode(self) -> torch.Tensor:
         """Advance every running row by the token sampled last; returns the logits after it, [B,
         V]."""
-        table, rows = self._table, self._rows
+        table = self._table
+        rows = self._rows
         window = int(table.length[rows].max()) + 1
         table.reserve(window + 1)
-        first, behind = int(rows[0]), int(rows[-1]) + 1
+        first = int(rows[0])
+        behind = int(rows[-1]) + 1
         dense = self._share and len(rows) * 4 >= (behind - first) * 3
         batch = np.arange(first, behind) if dense else rows
         places = table.length[batch]
@@ -320,7 +324,8 @@ class RunningBatch:
         for i, row in enumerate(rows):
             continuation = self._table.continuations[row]
             if continuation is not None and continuation.processors:
-                start, end = int(self._table.start[row]), int(self._table.length[row])
+                start = int(self._table.start[row])
+                end = int(self._table.length[row])
                 output = self._table.ids[row, start:end].tolist()
                 logits_1V = process(
                     logits[i : i + 1].float(), continuation.processors, output, [end - start]
@@ -361,7 +366,8 @@ class RunningBatch:
         table = self._table
         continuation = table.continuations[row]
         assert continuation is not None
-        start, end = int(table.start[row]), int(table.length[row]) + 1
+        start = int(table.start[row])
+        end = int(table.length[row]) + 1
         continuation.output = table.ids[row, start:end].tolist()
         continuation.logprobs = table.logprobs[row, start:end].tolist()
         continuation.row = None

@@ -23,7 +23,9 @@ from ajet_sdk.engines.local.requests import Continuation
 
 D = TypeVar("D", bound=np.generic)
 
-FREE, RESTING, RUNNING = 0, 1, 2
+FREE = 0
+RESTING = 1
+RUNNING = 2
 
 _SHARE_AT_LEAST = 16
 """Minimum number of shared tokens for which copying keys and values is worth it."""
@@ -59,11 +61,15 @@ class CacheRows:
     seed: npt.NDArray[np.uint64]
 
     def __init__(self, cache: RowCache, *, at_least: int, kv_bytes: int, share: bool) -> None:
-        self._cache, self._at_least, self._kv_bytes, self._share = cache, at_least, kv_bytes, share
+        self._cache = cache
+        self._at_least = at_least
+        self._kv_bytes = kv_bytes
+        self._share = share
         self.clear()
 
     def clear(self) -> None:
-        rows, capacity = self._cache.rows, self._cache.capacity
+        rows = self._cache.rows
+        capacity = self._cache.capacity
         self.ids: npt.NDArray[np.int32] = np.zeros((rows, capacity + 1), dtype=np.int32)
         self.logprobs: npt.NDArray[np.float32] = np.zeros((rows, capacity + 1), dtype=np.float32)
         for name, dtype in _COLUMNS.items():
@@ -78,11 +84,13 @@ class CacheRows:
     def seat(self, continuation: Continuation, shift: int = 0) -> tuple[int, int, int]:
         """Assign a row to a continuation. Returns (row, source, shared): copy the first `shared`
         tokens from the row `source` (-1: nothing to copy)."""
-        request, ids = continuation.request, continuation.ids
+        request = continuation.request
+        ids = continuation.ids
         source, shared = self._find(ids, request.session)
         stays = source >= 0 and shared == self.length[source] and self.state[source] == RESTING
         if stays and self._owner[source] == request.session:
-            row, source = source, -1
+            row = source
+            source = -1
         else:
             row = self._allocate()
             self.length[row] = 0
@@ -152,20 +160,23 @@ class CacheRows:
             if 0 < length <= most and np.array_equal(self.ids[last, :length], prompt[:length]):
                 return last, length
         session_rows = np.fromiter(rows, dtype=np.int64)
-        best, best_shared = -1, 0
+        best = -1
+        best_shared = 0
         if len(session_rows):
             shared_B = self._shared_lengths(prompt[:most], session_rows)
             whole_B = (shared_B == self.length[session_rows]) & (
                 self.state[session_rows] == RESTING
             )
             at = int((2 * shared_B + whole_B).argmax())
-            best, best_shared = int(session_rows[at]), int(shared_B[at])
+            best = int(session_rows[at])
+            best_shared = int(shared_B[at])
             if whole_B[at] and best_shared:
                 return best, best_shared
         if self._share and best_shared < most and len(self.length):
             shared_B = self._shared_lengths(prompt[:most], slice(None))
             if shared_B.max() > best_shared:
-                best, best_shared = int(shared_B.argmax()), int(shared_B.max())
+                best = int(shared_B.argmax())
+                best_shared = int(shared_B.max())
         return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
 
     def _shared_lengths(self, ids: npt.NDArray[np.int32], rows: _Index) -> npt.NDArray[np.int64]:
@@ -184,7 +195,8 @@ class CacheRows:
         free = np.flatnonzero(self.state == FREE)
         if len(free):
             return int(free[0])
-        rows, most = len(self.state), self._most(self._cache.capacity)
+        rows = len(self.state)
+        most = self._most(self._cache.capacity)
         if rows < most:
             self._resize(min(max(8, rows * 2), most), self._cache.capacity)
             return rows
@@ -208,7 +220,8 @@ class CacheRows:
         if length <= self._cache.capacity:
             return
         capacity = -(-max(length, int(self._cache.capacity * 1.5)) // 64) * 64
-        rows, most = len(self.state), self._most(capacity)
+        rows = len(self.state)
+        most = self._most(capacity)
         if rows > most:
             for row in self._oldest()[: rows - most]:
                 self._release(int(row))
@@ -249,7 +262,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.rows, self.capacity = 0, 0
+        self.rows = 0
+        self.capacity = 0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._write: torch.Tensor | None = None
@@ -259,12 +273,15 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
     def fresh(self, write: torch.Tensor) -> None:
         """Set a pass whose tokens attend only to tokens of the same pass. `write`: flat positions,
         B * T."""
-        self._write, self._read = write, None
+        self._write = write
+        self._read = None
 
     def extend(self, write: torch.Tensor, rows: torch.Tensor | slice, window: int) -> None:
         """Set a pass that extends `rows` and attends to their first `window` positions; a slice is
         read in place."""
-        self._write, self._read, self._window = write, rows, window
+        self._write = write
+        self._read = rows
+        self._window = window
 
     def update(
         self,
@@ -277,7 +294,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         while len(self._keys) <= layer_idx:
             self._keys.append(self._block(key_states))
             self._values.append(self._block(value_states))
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys = self._keys[layer_idx]
+        values = self._values[layer_idx]
         self._store(keys, key_states)
         self._store(values, value_states)
         return (
@@ -288,7 +306,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
 
     def _seen(self, block: torch.Tensor) -> torch.Tensor:
         """The rows and positions that the pass attends to."""
-        read, block = self._read, block[:, : self._window]
+        read = self._read
+        block = block[:, : self._window]
         return (block[read] if isinstance(read, slice) else block.index_select(0, read)).transpose(
             1, 2
         )
@@ -311,7 +330,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
                 common = min(rows, self.rows), min(capacity, self.capacity)
                 new[: common[0], : common[1]] = old[: common[0], : common[1]]
                 blocks[i] = new
-        self.rows, self.capacity = rows, capacity
+        self.rows = rows
+        self.capacity = capacity
 
     def copy_rows(self, source: torch.Tensor, target: torch.Tensor, length: int) -> None:
         """Copy the first `length` positions of each row of `source` to the corresponding row of
@@ -320,8 +340,10 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
             block[target, :length] = block[source, :length]
 
     def drop(self) -> None:
-        self._keys, self._values = [], []
-        self.rows, self.capacity = 0, 0
+        self._keys = []
+        self._values = []
+        self.rows = 0
+        self.capacity = 0
 
     @property
     def bytes_per_token(self) -> int:

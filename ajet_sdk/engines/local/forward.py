@@ -134,7 +134,8 @@ class LlamaForward:
     `ModelForward`."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
-        self._model, self._cache = model, cache
+        self._model = model
+        self._cache = cache
         config = model.config
         self._heads: int = config.num_attention_heads
         self._kv: int = config.num_key_value_heads
@@ -155,7 +156,8 @@ class LlamaForward:
         self._layers = [self._layer(layer) for layer in body.layers]
 
     def _layer(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         projections = [
             self._linear(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)
         ]
@@ -223,7 +225,8 @@ class LlamaForward:
             if len(layer.gates) == 1:
                 gate, up = F.linear(h, layer.gates[0]).chunk(2, -1)
             else:
-                gate, up = F.linear(h, layer.gates[0]), F.linear(h, layer.gates[1])
+                gate = F.linear(h, layer.gates[0])
+                up = F.linear(h, layer.gates[1])
             x = _add(x, F.silu(gate).mul_(up), layer.down)
         batch, length = ids_BT.shape
         if last_B is not None:
@@ -250,12 +253,15 @@ class LlamaForward:
             .to(cos.dtype)
             .view(h.shape[0], -1, self._size)
         )
-        both, half = self._heads + self._kv, self._size // 2
+        both = self._heads + self._kv
+        half = self._size // 2
         qk = qkv[:, :both]
         if layer.head_norm is not None:
             qk = F.rms_norm(qk, (self._size,), None, self._eps) * layer.head_norm
         qk = torch.addcmul(qk * cos, torch.cat((qk[..., half:], qk[..., :half]), -1), sin)
-        batch, length, group = shape[0], shape[1], self._heads // self._kv
+        batch = shape[0]
+        length = shape[1]
+        group = self._heads // self._kv
         key = qk[:, self._heads :].view(shape).transpose(1, 2)
         value = qkv[:, both:].view(shape).transpose(1, 2)
         key, value = self._cache.update(key, value, index)
@@ -405,7 +411,8 @@ def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
     0.5. Forbidden tokens (`vision.forbid`) are left out, whose logits would hide all others.
     """
     allowed = expected > lowest_logit(expected.dtype) / 2
-    logits, expected = logits[allowed].detach().float(), expected[allowed].detach().float()
+    logits = logits[allowed].detach().float()
+    expected = expected[allowed].detach().float()
     off = logits - expected
     return float(off.square().mean().sqrt() / expected.std().clamp_min(1e-12))
 
@@ -419,12 +426,14 @@ def lowest_logit(dtype: torch.dtype) -> float:
 def _gap(model: PreTrainedModel, forward: LlamaForward | ModelForward, cache: RowCache) -> float:
     """The largest distance of the logits from the model's own, over a fresh pass, an extension and
     one token."""
-    device, length = model.device, 7
+    device = model.device
+    length = 7
     ids = (
         torch.arange(2 * length, device=device).view(2, length) * 7919 + 13
     ) % model.config.get_text_config().vocab_size
     cache.resize(2, length)
-    rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
+    rows = torch.arange(2, device=device)
+    places = torch.arange(length, device=device).expand(2, -1)
     was_training = model.training
     model.eval()
     forward.refresh()

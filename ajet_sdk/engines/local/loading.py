@@ -152,7 +152,8 @@ def _untie_adapted(model: PreTrainedModel) -> None:
     change both.
     """
     inner: Any = inner_model(model)
-    head, embedding = inner.get_output_embeddings(), inner.get_input_embeddings()
+    head = inner.get_output_embeddings()
+    embedding = inner.get_input_embeddings()
     if head is None:
         return
     if hasattr(head, "get_base_layer") or hasattr(embedding, "get_base_layer"):

@@ -166,7 +166,8 @@ class _Penalties:
 
     def __init__(self, sampling: Sampling, prompt_ids: Sequence[int]) -> None:
         self._repetition = sampling.repetition_penalty
-        self._frequency, self._presence = sampling.frequency_penalty, sampling.presence_penalty
+        self._frequency = sampling.frequency_penalty
+        self._presence = sampling.presence_penalty
         self._prompt = torch.tensor(
             [int(i) for i in prompt_ids] if self._repetition != 1 else [], dtype=torch.long
         )

@@ -20,7 +20,9 @@ from ajet_sdk.engines.local.logits import LogitsProcessor
 from ajet_sdk.pictures import Picture
 from ajet_sdk.protocols import Sampled, Sampling
 
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 
 _MASK = (1 << 64) - 1
 
@@ -160,7 +162,9 @@ class StopWatch:
     ) -> None:
         self.ignore_eos = ignore_eos
         """Whether end-of-turn ids are ignored."""
-        self._ids, self._least, self._begin = frozenset(ids), least, 0
+        self._ids = frozenset(ids)
+        self._least = least
+        self._begin = 0
         self._stops = [text.encode() for text in stop if text]
         self._longest = max(map(len, self._stops), default=0)
         self._token_bytes = token_bytes
@@ -177,7 +181,8 @@ class StopWatch:
         begin = max(self._begin, len(self._seen) - self._longest + 1)
         self._seen += self._token_bytes(token_id)
         if self._least > 0:
-            self._least, self._begin = self._least - 1, len(self._seen)
+            self._least = self._least - 1
+            self._begin = len(self._seen)
             return False
         matches = [at for stop in self._stops if (at := self._seen.find(stop, begin)) >= 0]
         if matches:

@@ -67,7 +67,8 @@ class LocalSampler:
         self._copy = SamplingCopy(model) if apart else None
         self.module = model if self._copy is None else self._copy.module
         check_rope(self.module.config, max_model_len)
-        self._tokenizer, self._seed = tokenizer, seed
+        self._tokenizer = tokenizer
+        self._seed = seed
         self._max_batch, self._threads = 1 if deterministic else max_batch, torch.get_num_threads()
         self._vocabulary = vocabulary(self.module)
         self._vision = vision_of(self.module, tokenizer)

@@ -155,7 +155,8 @@ class SingleConversation:
             continuation.keep_top(best.tolist(), values.tolist())
         continuation.output.append(int(token))
         continuation.logprobs.append(float(logprob))
-        watch, last = continuation.stop, continuation.output[-1]
+        watch = continuation.stop
+        last = continuation.output[-1]
         stopped = last in self._eos and not (watch is not None and watch.ignore_eos)
         stopped = stopped or (watch is not None and watch.feed(last))
         done = stopped or len(continuation.output) >= continuation.request.max_new

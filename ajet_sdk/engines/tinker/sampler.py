@@ -40,15 +40,18 @@ class TinkerSampler:
         policy_version: int | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
-        self.model, self.max_model_len = model_name, max_model_len
+        self.model = model_name
+        self.max_model_len = max_model_len
         self.policy_version = policy_version if publish is None else 0
         self._current: tuple[SdkWeights, int | None] = (weights, self.policy_version)
-        self._tokenizer, self._costs = tokenizer, costs
+        self._tokenizer = tokenizer
+        self._costs = costs
         self.takes_pictures = tokenizer.pictures is not None
         self._never_sampled = frozenset(
             tokenizer.pictures.never_sampled if tokenizer.pictures else ()
         )
-        self._publish, self._close = publish, close
+        self._publish = publish
+        self._close = close
         self._vocabulary = len(tokenizer.hf) if isinstance(tokenizer, HFTokenizer) else None
 
     @asynccontextmanager
@@ -117,7 +120,8 @@ class TinkerSampler:
         watch = StopWatch(sampling.stop, self._tokenizer.token_bytes)
         for count, token in enumerate(map(int, reply.output_ids), 1):
             if token in ends or watch.feed(token):
-                ids, logprobs = list(reply.output_ids[:count]), list(reply.logprobs[:count])
+                ids = list(reply.output_ids[:count])
+                logprobs = list(reply.logprobs[:count])
                 return Sampled(ids, logprobs, "stop", version, watch.text)
         text = self._tokenizer.decode(reply.output_ids) if reply.stopped and sampling.stop else None
         return Sampled(

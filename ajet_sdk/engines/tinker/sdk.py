@@ -74,10 +74,8 @@ class Session:
                 f"{sys.version_info.major}.{sys.version_info.minor})"
             )
         settings = config.tinker
-        self.url, self.stall = (
-            settings.base_url or os.environ.get("TINKER_BASE_URL"),
-            settings.stall_timeout,
-        )
+        self.url = settings.base_url or os.environ.get("TINKER_BASE_URL")
+        self.stall = settings.stall_timeout
         self.model, self.rank, self.seed = (
             str(config.model.path),
             config.model.lora.r,
@@ -299,7 +297,8 @@ class SdkService:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._tinker = session, session.tinker
+        self._session = session
+        self._tinker = session.tinker
         session.model, self.max_model_len = session.served(session.model)
         if not session.trainable:
             raise ConfigError(
@@ -428,10 +427,8 @@ class SdkService:
 
     def _archive(self, path: str) -> str:
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-        name, ask = (
-            checkpoint.removeprefix("sampler_weights/"),
-            self._session.rest.get_checkpoint_archive_url,
-        )
+        name = checkpoint.removeprefix("sampler_weights/")
+        ask = self._session.rest.get_checkpoint_archive_url
         try:
             return str(
                 self._session.call("the adapter", lambda: ask(run, f"sampler_weights/{name}")).url
@@ -461,7 +458,8 @@ class SdkService:
 
     def _datum(self, datum: Datum, loss: str) -> tinker.Datum:
         ids = [int(i) for i in datum.token_ids]
-        weights, policy = np.asarray(datum.weights, np.float32), loss != "cross_entropy"
+        weights = np.asarray(datum.weights, np.float32)
+        policy = loss != "cross_entropy"
         inputs = {
             "target_tokens": np.array(target_tokens(ids, datum.pictures), np.int64),
             "advantages" if policy else "weights": weights,
@@ -480,12 +478,10 @@ class SdkWeights:
 
     def __init__(self, session: Session, sampling: SamplingClient, path: str | None = None) -> None:
         """`path`: the weights' path at the service, for sampling in another session."""
-        self._session, self._sampling, self._tinker, self._path = (
-            session,
-            sampling,
-            session.tinker,
-            path,
-        )
+        self._session = session
+        self._sampling = sampling
+        self._tinker = session.tinker
+        self._path = path
         self._lost: SamplingClient | None = None
         self._renewing = threading.Lock()
 
@@ -513,7 +509,8 @@ class SdkWeights:
             stop=list(stop),
             seed=None if seed is None else seed % 2**31,
         )
-        session, sampling = self._session, self._sampling
+        session = self._session
+        sampling = self._sampling
         try:
             if self._path is not None and self._lost is self._sampling:
                 await asyncio.to_thread(self._renew)

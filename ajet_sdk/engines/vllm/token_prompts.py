@@ -102,7 +102,8 @@ class TokenPrompts:
     def __init__(self, tokenizer: Tokenizer, *, names_versions: bool) -> None:
         """`names_versions`: the server was told the policy version of its weights. Raises
         ConfigError (`placeholder_id`)."""
-        self._tokenizer, self._names_versions = tokenizer, names_versions
+        self._tokenizer = tokenizer
+        self._names_versions = names_versions
         self._placeholder = None if tokenizer.pictures is None else placeholder_id(tokenizer)
 
     def prompt(

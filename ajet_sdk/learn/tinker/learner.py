@@ -134,7 +134,8 @@ class TinkerLearner:
         base = _base(self.config)
         if not (Path(base).is_dir() or is_cached(base)):
             return f"not compared with the service, for {base} is not on this machine"
-        texts, sampler = [self.tokenizer.encode(text) for text in _TEXTS], self.service.publish()
+        texts = [self.tokenizer.encode(text) for text in _TEXTS]
+        sampler = self.service.publish()
         futures = [sampler.logprobs(ids) for ids in texts]
         model = load_model(adapter, device="cpu", dtype="float32")
         gaps = []
@@ -191,7 +192,8 @@ async def open_tinker_learner(
 
 
 def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) -> TinkerLearner:
-    base, lr = _base(config), config.trainer_common.optim.lr
+    base = _base(config)
+    lr = config.trainer_common.optim.lr
     tokenizer = HFTokenizer(base)
     session = Session(config)
     try:
@@ -256,7 +258,8 @@ def _price(costs: Costs, session: Session, limit: float | None, say: Callable[[s
 
 def _check(config: Config) -> None:
     """Raise ConfigError for settings that a service doesn't support."""
-    common, model = config.trainer_common, config.model
+    common = config.trainer_common
+    model = config.model
     algorithm = common.algorithm
     refused = {
         "model.path is not set: backbone tinker needs the service's name of the model": (

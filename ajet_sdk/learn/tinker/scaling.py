@@ -103,15 +103,14 @@ def _rises(
 def _averages(trial: SdkService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
     """Whether a second sequence without a loss reduces the gradient norm, if the service reports
     it."""
-    size, position = len(ids) - 1, len(ids) - 2
+    size = len(ids) - 1
+    position = len(ids) - 2
     pulled = Datum(ids, _at(position, size, scaling.factors([size])[0]), _at(position, size, 0.0))
     idle = Datum(ids, _at(position, size, 0.0), _at(position, size, 0.0))
     norms = []
     for data in ([pulled], [pulled, idle]):
-        learnt, applied = (
-            trial.forward_backward(data, "importance_sampling"),
-            trial.optim_step(_NO_STEP),
-        )
+        learnt = trial.forward_backward(data, "importance_sampling")
+        applied = trial.optim_step(_NO_STEP)
         wait(learnt, seconds, "forward_backward of the probe", trial)
         norms.append(grad_norm(wait(applied, seconds, "optim_step of the probe", trial)))
     first, second = norms

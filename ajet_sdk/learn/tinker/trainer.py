@@ -82,7 +82,8 @@ class _Share:
     def datum(self, i: int, values: Floats, logprobs: Floats | None = None) -> Datum:
         """Builds a datum of sample `i` up to its last trained token; `values` and `logprobs` are of
         trained tokens."""
-        ids, at = self.samples[i].timeline.token_ids, self.at[i]
+        ids = self.samples[i].timeline.token_ids
+        at = self.at[i]
         size = int(at[-1])
         places = [np.zeros(size, np.float32) for _ in range(2)]
         for array, trained in zip(places, (values, logprobs), strict=True):
@@ -117,7 +118,10 @@ class TinkerTrainer:
     ) -> None:
         self._tokenizer = tokenizer
         """Needed for samples with pictures."""
-        self.service, self.settings, self.scaling, self.costs = service, settings, scaling, costs
+        self.service = service
+        self.settings = settings
+        self.scaling = scaling
+        self.costs = costs
         self.updates = 0
         self.seconds = seconds
         """Time limit of a request."""
@@ -136,7 +140,9 @@ class TinkerTrainer:
 
         Raises TrainingError if the service fails or the loss is not finite.
         """
-        started, tally, lr = time.perf_counter(), Tally(), self.settings.lr
+        started = time.perf_counter()
+        tally = Tally()
+        lr = self.settings.lr
         old = self._old_logprobs(samples)
         for epoch in range(self.settings.ppo_epochs):
             for number, members in enumerate(self.settings.shares(samples, self.updates)):
@@ -234,7 +240,8 @@ class TinkerTrainer:
             assert share.weights is not None
             data = []
             for i, (sample, at) in enumerate(zip(share.samples, share.at, strict=True)):
-                weights, imitates = share.weights[i] * factors[i], loss == "cross_entropy"
+                weights = share.weights[i] * factors[i]
+                imitates = loss == "cross_entropy"
                 values_i = weights if imitates else weights * sample.advantages[at]
                 data.append(
                     share.datum(i, values_i, None if imitates else sample.timeline.logprobs[at])

@@ -444,7 +444,8 @@ def _episode_status(attempt: OpenAttempt) -> EpisodeStatus:
 
 
 def _pool_information(collection: Collection) -> CurrentBatchRolloutPoolInformation:
-    pool, goal = collection.pool, collection.pool.goal
+    pool = collection.pool
+    goal = collection.pool.goal
     methods = {here: there for there, here in COLLECTION_METHODS.items()}
     episodes: dict[str, list[str]] = {}
     clients: dict[str, list[str]] = {}
