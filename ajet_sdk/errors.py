@@ -60,7 +60,9 @@ def place_of(error: BaseException) -> str:
     """The location where an exception was raised, as ` (agent.py line 12)`; empty without a
     traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+    if frames:
+        return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})"
+    return ""
 
 
 class AjetError(Exception):
@@ -103,12 +105,14 @@ class MissingExtra(AjetError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         stack = _STACKS.get(extra)
-        line = f"ajet install {stack}" if stack else f'pip install "ajet[{extra}]"'
-        cpu = (
-            f"; on Linux without a GPU first: {CPU_TORCH}"
-            if package == "torch" and not stack
-            else ""
-        )
+        if stack:
+            line = f"ajet install {stack}"
+        else:
+            line = f'pip install "ajet[{extra}]"'
+        if package == "torch" and not stack:
+            cpu = f"; on Linux without a GPU first: {CPU_TORCH}"
+        else:
+            cpu = ""
         super().__init__(f"{package} is not installed. Install it with: {line}{cpu}")
 
 

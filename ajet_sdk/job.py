@@ -131,11 +131,10 @@ class AjetJob:
         `pattern` is the regular expression of `regex`; see `task_judge.pattern`.
         """
         named = f"regex:{pattern}" if judge == "regex" and pattern is not None else judge
-        section = (
-            judge_section(named)
-            if isinstance(named, str) and named != "regex"
-            else {"judge_type": named}
-        )
+        if isinstance(named, str) and named != "regex":
+            section = judge_section(named)
+        else:
+            section = {"judge_type": named}
         if isinstance(judge, str) and section["judge_type"] != "customized_protocol":
             self._judge = None
             for key, value in section.items():
@@ -170,14 +169,20 @@ class AjetJob:
         self.set("task_reader.type", kind)
         path = None if dataset_path is None else str(dataset_path)
         if kind == "jsonl_dataset_file":
-            validation = None if validation_path is None else str(validation_path)
+            if validation_path is None:
+                validation = None
+            else:
+                validation = str(validation_path)
             settings = {"training.file_path": path, "validation.file_path": validation}
         else:
             settings = {
                 "dataset_path": path, "dataset_name": dataset_name,
                 "training_split": training_split, "validation_split": validation_split,
             }  # fmt: skip
-        section = kind if kind == "jsonl_dataset_file" else "huggingface_dat_repo"
+        if kind == "jsonl_dataset_file":
+            section = kind
+        else:
+            section = "huggingface_dat_repo"
         self._set_given({f"task_reader.{section}.{key}": value for key, value in settings.items()})
         return self
 

@@ -135,7 +135,9 @@ def _key_of(digest: str) -> _Key:
 def _size(count: int) -> str:
     if count < 1000:
         return f"{count} B"
-    return f"{count / 1000:.0f} kB" if count < 1_000_000 else f"{count / 1e6:.1f} MB"
+    if count < 1_000_000:
+        return f"{count / 1000:.0f} kB"
+    return f"{count / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True, slots=True)

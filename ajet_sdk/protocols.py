@@ -141,7 +141,10 @@ class Ask:
     @property
     def body(self) -> dict[str, Any]:
         """The request as JSON of OpenAI's API, for scripted replies."""
-        subject = {"prompt": self.prompt} if self.messages is None else {"messages": self.messages}
+        if self.messages is None:
+            subject = {"prompt": self.prompt}
+        else:
+            subject = {"messages": self.messages}
         tools = {} if self.tools is None else {"tools": self.tools}
         return {**subject, **tools, **self.named, **self.options}
 

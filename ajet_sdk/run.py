@@ -199,9 +199,10 @@ def check_config(config: object) -> None:
     a file."""
     if not isinstance(config, Mapping | str | Path):
         return
-    call = (
-        "ajet.load_config(values=...)" if isinstance(config, Mapping) else "ajet.load_config(PATH)"
-    )
+    if isinstance(config, Mapping):
+        call = "ajet.load_config(values=...)"
+    else:
+        call = "ajet.load_config(PATH)"
     raise ConfigError(
         f"config must be a Config, which {call} reads and checks (got {type(config).__name__})"
     )
@@ -376,7 +377,10 @@ def _attempts(config: Config, tasks: Sequence[Task], k: int) -> list[Attempt]:
             digest = hashlib.blake2b(
                 f"{config.trainer_common.seed}/{position}/{attempt}".encode(), digest_size=4
             )
-            seed = int.from_bytes(digest.digest(), "big") if config.is_seeded else None
+            if config.is_seeded:
+                seed = int.from_bytes(digest.digest(), "big")
+            else:
+                seed = None
             attempts.append(Attempt(task, "", group_id, attempt, 0, "val", seed, group_seed))
     return attempts
 

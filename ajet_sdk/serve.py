@@ -286,7 +286,10 @@ class _Service:
                 response = calls[-1].response
                 messages = asked.get("messages")
                 choice = (response.get("choices") or [{}])[0]
-                last = messages[-1] if isinstance(messages, list) and messages else {}
+                if isinstance(messages, list) and messages:
+                    last = messages[-1]
+                else:
+                    last = {}
                 query = last.get("content") if isinstance(last, dict) else None
                 self.writer.put(
                     Episode(

@@ -148,7 +148,10 @@ class Session:
 
     def record_signal(self, number: signal.Signals) -> None:
         """Record that a signal stops the run, in case the process is killed before it ends."""
-        text = "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {number.name}"
+        if number == signal.SIGINT:
+            text = "stopped by Ctrl-C"
+        else:
+            text = f"stopped by {number.name}"
         self.run = self.run.model_copy(update={"status": "interrupted", "error": text})
         self.writer.put(self.run)
 

@@ -185,7 +185,9 @@ def config_for_server(config: Config, tasks: int, targets: Sequence[str] | None 
 def _concurrency(config: Config, asked: int | None) -> int:
     if asked is not None:
         return asked
-    return config.rollout.max_env_worker if config.is_set("rollout.max_env_worker") else CONCURRENCY
+    if config.is_set("rollout.max_env_worker"):
+        return config.rollout.max_env_worker
+    return CONCURRENCY
 
 
 def _run(

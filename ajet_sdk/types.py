@@ -358,7 +358,9 @@ class Episode(_Frozen):
     @property
     def reward(self) -> float | None:
         """Weighted sum of all rewards; None without any. For display and metrics."""
-        return sum(r.value * r.weight for r in self.rewards) if self.rewards else None
+        if self.rewards:
+            return sum(r.value * r.weight for r in self.rewards)
+        return None
 
 
 class Span(_Frozen):

@@ -69,11 +69,10 @@ def create_external_llm_fn(
     function raises EngineUnavailable if the request fails with every key. Raises ConfigError
     without a key.
     """
-    keys = (
-        [api_key]
-        if api_key
-        else dashscope_keys() or [key for key in [user_key("OPENAI_API_KEY")] if key]
-    )
+    if api_key:
+        keys = [api_key]
+    else:
+        keys = dashscope_keys() or [key for key in [user_key("OPENAI_API_KEY")] if key]
     if not keys:
         raise ConfigError(
             f"no API key for {alien_llm_model}: set DASHSCOPE_API_KEY or OPENAI_API_KEY, or pass"

@@ -51,11 +51,9 @@ class Fault:
     message: str
 
     def error(self) -> AjetError:
-        return (
-            UncapturedTraffic(self.message)
-            if self.kind == "UncapturedTraffic"
-            else MissingResource(self.message)
-        )
+        if self.kind == "UncapturedTraffic":
+            return UncapturedTraffic(self.message)
+        return MissingResource(self.message)
 
 
 class Recorder(Protocol):
@@ -242,9 +240,10 @@ class AgentIdentity:
     def parse(segment: str) -> AgentIdentity:
         """Decode a path segment that is still percent-encoded."""
         agent, _, parameters = segment.partition(";")
-        named = (
-            dict(parse_qsl(parameters, separator=";", keep_blank_values=True)) if parameters else {}
-        )
+        if parameters:
+            named = dict(parse_qsl(parameters, separator=";", keep_blank_values=True))
+        else:
+            named = {}
         return AgentIdentity(
             agent=unquote(agent),
             target_tag=named.get("target"),

@@ -70,7 +70,9 @@ class Spec:
         or a task dict."""
         task = self.parameters.get("task")
         row = task is not None and (get_origin(task.annotation) or task.annotation) is dict
-        return TUNER_NAMES if row or "auxiliary_models" in self.parameters else frozenset()
+        if row or "auxiliary_models" in self.parameters:
+            return TUNER_NAMES
+        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,10 @@ def _tag(function: Any, tag: _Tag) -> Any:
             f"@judge {_name_of(function)} is a generator; return the result instead of yielding it"
         )
     _parameters(function, tag.kind, tag.name or _name_of(function))
-    wrapper = _stream_wrapper(function) if _is_stream(function) else _wrapper(function)
+    if _is_stream(function):
+        wrapper = _stream_wrapper(function)
+    else:
+        wrapper = _wrapper(function)
     wrapper.__ajet__ = tag
     return wrapper
 
@@ -260,7 +265,10 @@ def _stream_wrapper(function: Any) -> Any:
                 try:
                     part = inner.send(sent)
                 except StopIteration as end:
-                    seen.output = _joined(parts) if end.value is None else end.value
+                    if end.value is None:
+                        seen.output = _joined(parts)
+                    else:
+                        seen.output = end.value
                     return end.value
                 parts.append(part)
                 current_episode.set(outside)
@@ -397,9 +405,10 @@ def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, ob
     arguments: dict[str, object] = {}
     missing = [p for p in spec.parameters.values() if not _fill(p, task, reserved, arguments)]
     texts = [p for p in missing if p.annotation in _STRINGS]
-    candidates = (
-        texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
-    )
+    if spec.kind == "workflow":
+        candidates = texts
+    else:
+        candidates = [p for p in missing if p.name in QUERY_COLUMNS]
     if task.main_query and len(missing) == len(candidates) == 1:
         arguments[missing[0].name] = task.main_query
         missing = []
@@ -436,9 +445,10 @@ def _explain_missing(
     names = ", ".join(f"`{p.name}`" for p in missing)
     keys = ", ".join(sorted(map(str, task.metadata))) or "none"
     several = spec.kind == "workflow" and len(missing) > 1 and bool(task.main_query)
-    query = (
-        "a main_query (passed to a single string parameter)" if task.main_query else "no main_query"
-    )
+    if task.main_query:
+        query = "a main_query (passed to a single string parameter)"
+    else:
+        query = "no main_query"
     available = f"{', '.join(sorted(reserved))} by name; metadata keys: {keys}"
     if spec.kind == "workflow":
         available += f"; {query}"

@@ -74,7 +74,8 @@ def extract_images_from_openai_messages(messages: Sequence[Mapping[str, Any]]) -
             value = None
             if kind == "image_url":
                 value = part.get("image_url")
-                value = value.get("url") if isinstance(value, Mapping) else value
+                if isinstance(value, Mapping):
+                    value = value.get("url")
             elif kind == "image":
                 value = part.get("image") or part.get("url")
             if value is not None:

@@ -159,7 +159,9 @@ class AjetTuner:
         """
         model = self._answering(agent_name, target_tag, debug_model)
         size = self.config.rollout.max_model_len
-        return chat_model(model, context_size=size) if isinstance(model, Model) else model
+        if isinstance(model, Model):
+            return chat_model(model, context_size=size)
+        return model
 
     def as_raw_openai_sdk_client(
         self,
@@ -241,7 +243,10 @@ def is_workflow_class(workflow: object) -> TypeGuard[Workflow | type[Workflow]]:
 def make_workflow(workflow: Workflow | type[Workflow]) -> Workflow:
     """Return an instance for one episode, as concurrent episodes set attributes on it. Raises
     SignatureError."""
-    instance = workflow() if isinstance(workflow, type) else workflow.model_copy()
+    if isinstance(workflow, type):
+        instance = workflow()
+    else:
+        instance = workflow.model_copy()
     if type(instance).execute is Workflow.execute:
         raise SignatureError(
             f"workflow {type(instance).__name__} has no `execute(self, workflow_task, tuner)`"

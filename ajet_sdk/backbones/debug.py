@@ -134,9 +134,10 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("output")
     tokenizer = getattr(engine, "tokenizer", None)
-    reading = (
-        (tokenizer.decode, ChatTemplate.known(tokenizer)) if tokenizer is not None else (None, None)
-    )
+    if tokenizer is not None:
+        reading = (tokenizer.decode, ChatTemplate.known(tokenizer))
+    else:
+        reading = (None, None)
     splits = []
     for episode in episodes:
         merged = merge(episode.calls, *reading)

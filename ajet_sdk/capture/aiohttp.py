@@ -84,7 +84,10 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
         active = active_episode(fallback)
         if active is None:
             return await original(self, method, str_or_url, **kwargs)
-        payload = kwargs.get("json") if kwargs.get("json") is not None else kwargs.get("data")
+        if kwargs.get("json") is not None:
+            payload = kwargs.get("json")
+        else:
+            payload = kwargs.get("data")
         url = str(self._build_url(str_or_url))
         headers = self._prepare_headers(kwargs.get("headers"))
         plan = decide(active, method, url, headers, lambda: payload)
@@ -118,7 +121,10 @@ def _arguments_to_gateway(
     options = {
         key: kwargs[key] for key in ("timeout", "raise_for_status", "read_bufsize") if key in kwargs
     }
-    data = body if isinstance(body, (bytes, bytearray, str)) else json_bytes(body)
+    if isinstance(body, (bytes, bytearray, str)):
+        data = body
+    else:
+        data = json_bytes(body)
     return {
         **options,
         "data": data,

@@ -131,7 +131,10 @@ def current_span() -> tuple[str | None, str | None]:
     """Trace id and span id of the active OpenTelemetry span, or None. Does not import
     OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
-    context = None if api is None else api.get_current_span().get_span_context()
+    if api is None:
+        context = None
+    else:
+        context = api.get_current_span().get_span_context()
     if context is None or not context.is_valid:
         return None, None
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
@@ -211,7 +214,10 @@ def _record(span: Span, recorder: object) -> None:
         event.span_id == ids[1] for event in getattr(recorder, "events", ())
     ):  # recorded at its MCP session
         return
-    error = (status.description or "error") if status.status_code.name == "ERROR" else None
+    if status.status_code.name == "ERROR":
+        error = status.description or "error"
+    else:
+        error = None
     times = [
         datetime.fromtimestamp((at or 0) / 1e9, timezone.utc)
         for at in (span.start_time, span.end_time)

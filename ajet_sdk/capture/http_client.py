@@ -47,7 +47,10 @@ def read_along(
                 got = original(*args, **kwargs)
             finally:
                 inside = False
-            data = bytes(memoryview(args[0])[:got]) if isinstance(got, int) else got
+            if isinstance(got, int):
+                data = bytes(memoryview(args[0])[:got])
+            else:
+                data = got
             feed(data)
             if not data or response.isclosed():
                 done(True)
@@ -116,7 +119,10 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
         plan: Reroute, headers: Mapping[str, str], body: object, timeout: float | None
     ) -> http.client.HTTPConnection:
         parts = urlsplit(plan.url)
-        kind = module.HTTPSConnection if parts.scheme == "https" else connection
+        if parts.scheme == "https":
+            kind = module.HTTPSConnection
+        else:
+            kind = connection
         gateway: http.client.HTTPConnection = kind(
             parts.hostname or "", parts.port, timeout=timeout
         )
@@ -167,7 +173,10 @@ def _url(connection: http.client.HTTPConnection, url: str) -> str:
 
 def _observe(passing: PassThrough, response: http.client.HTTPResponse) -> None:
     kind = response.headers.get("content-type", "")
-    decode = gzip.decompress if response.headers.get("content-encoding") == "gzip" else None
+    if response.headers.get("content-encoding") == "gzip":
+        decode = gzip.decompress
+    else:
+        decode = None
     read_along(response, passing.feed, passing.ending(response.status, kind, decode))
 
 
@@ -195,7 +204,10 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
         sent_headers = {
             str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()
         }
-        whole = url if "://" in url else f"{self.scheme}://{self.host}:{self.port or ''}{url}"
+        if "://" in url:
+            whole = url
+        else:
+            whole = f"{self.scheme}://{self.host}:{self.port or ''}{url}"
         plan = decide(active, method, whole, sent_headers, lambda: body)
         with sending(active, plan):
             if isinstance(plan, Reroute):

@@ -66,7 +66,10 @@ class _Inbox:
         """The next part. Raises TimeoutError after `patience` seconds."""
         if not self._parts:
             waited = self._waited = self._loop.create_future()
-            timer = None if patience is None else self._loop.call_later(patience, self._wake)
+            if patience is None:
+                timer = None
+            else:
+                timer = self._loop.call_later(patience, self._wake)
             try:
                 await waited
             finally:
@@ -344,7 +347,10 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         if active is None:
             return await hook.asend(self, request, stream=stream, **kwargs)
         url = str(request.url)
-        body = await request.aread() if reads_body(request.method, url) else b""
+        if reads_body(request.method, url):
+            body = await request.aread()
+        else:
+            body = b""
         try:
             plan = decide(
                 active, request.method, url, request.headers, lambda: body, in_process=True

@@ -258,7 +258,10 @@ class Observation:
             file.gateway.observe(self._reported)
             return file
         except Exception as error:  # noqa: BLE001  # recording must not break a deployed agent
-            goes_on = "the next file cannot be begun" if self._file else "nothing is recorded"
+            if self._file:
+                goes_on = "the next file cannot be begun"
+            else:
+                goes_on = "nothing is recorded"
             log.warning("ajet.trace(%s): %s: %s: %s", path, goes_on, type(error).__name__, error)
             return None
 
@@ -325,7 +328,9 @@ class Observation:
     def _reported(self, episode_id: str) -> Recorder:
         """The episode that a child process reports to; the process's if it is over."""
         seen = self._episodes.get(episode_id)
-        return self.process_episode().recorder if seen is None or seen.over else seen
+        if seen is None or seen.over:
+            return self.process_episode().recorder
+        return seen
 
     def process_episode(self) -> ActiveEpisode:
         """The episode of calls outside of decorated functions."""
@@ -344,7 +349,10 @@ class Observation:
         """Record the block as an episode; an exception is recorded and raised."""
         self._here()
         is_sampled = self._is_sampled()
-        seen = self._observe() if is_sampled else ObservedEpisode(None, self._settings)
+        if is_sampled:
+            seen = self._observe()
+        else:
+            seen = ObservedEpisode(None, self._settings)
         outer = current_episode.get()
         current_episode.set(seen.active)
         try:

@@ -334,7 +334,9 @@ def _preparation(
     def get_preparation_data(name: str) -> dict[str, object]:
         data = original(name)
         active = current_episode.get()
-        return data if active is None else {"ajet_environment": _Environment(active), **data}
+        if active is None:
+            return data
+        return {"ajet_environment": _Environment(active), **data}
 
     return get_preparation_data
 
@@ -355,7 +357,9 @@ class RemoteRecorder:
 
     def answers(self, model: str) -> Verdict:
         """Without named models the gateway decides."""
-        return "policy" if not self.policy_models or model in self.policy_models else "other"
+        if not self.policy_models or model in self.policy_models:
+            return "policy"
+        return "other"
 
     def is_over(self, phase: Phase) -> bool:
         """Always false: the gateway refuses the keys of an episode that is over."""

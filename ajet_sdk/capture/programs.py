@@ -76,14 +76,13 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
     if active.observed:  # nothing is rerouted
         return dict(os.environ)
     if not active.reroutes:
-        who = (
-            "requests of a judge are"
-            if active.phase == "judge"
-            else (
+        if active.phase == "judge":
+            who = "requests of a judge are"
+        else:
+            who = (
                 "if a workflow has a parameter `model`, only the calls of that model are the"
                 " policy's; others are"
             )
-        )
         raise EpisodeError(
             f"ajet.child_env() needs the model: {who} not the policy's; use ajet.child_env(model)"
         )
@@ -164,11 +163,10 @@ async def run_program(
         seconds = time.monotonic() - started
         result = ProgramResult(words, code, _text(stdout), _text(stderr), seconds)
     if check and code != 0:
-        how = (
-            f"exited with status {code}"
-            if code > 0
-            else f"was killed by {signal.Signals(-code).name}"
-        )
+        if code > 0:
+            how = f"exited with status {code}"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}"
         raise ProgramFailed(
             f"{name} {how} after {seconds:.1f} s{_tail(result.stdout, result.stderr)}", result
         )
@@ -210,4 +208,6 @@ def _text(file: IO[bytes]) -> str:
 def _tail(stdout: str, stderr: str) -> str:
     """The end of a program's stderr, or of its stdout if that is empty."""
     name, text = ("stderr", stderr.strip()) if stderr.strip() else ("stdout", stdout.strip())
-    return f"; the end of its {name}:\n{text[-_TAIL:]}" if text else "; it printed nothing"
+    if text:
+        return f"; the end of its {name}:\n{text[-_TAIL:]}"
+    return "; it printed nothing"

@@ -203,7 +203,10 @@ def decide(
     if _is_ours(url, headers, active):
         if target is None or target.dialect is None:
             return None
-        around_socket = _by_handle(active, url, headers) if in_process else None
+        if in_process:
+            around_socket = _by_handle(active, url, headers)
+        else:
+            around_socket = None
         return around_socket or ToGateway()
     if active.pid != os.getpid():
         active = in_this_process(active)
@@ -225,7 +228,10 @@ def decide(
         refuse_inference(active, method, url, headers, body)
     sent = (placeholder_in(headers.get(name) or "") for name in KEY_HEADERS)
     variable = next(filter(None, sent), placeholder_in(url))
-    error = None if variable is None else unset_key(active, method, url, variable)
+    if variable is None:
+        error = None
+    else:
+        error = unset_key(active, method, url, variable)
     if error is None:
         return plan
     if in_process and parts.path.endswith(TELEMETRY):
@@ -302,7 +308,9 @@ def _place(url: str, headers: Mapping[str, str]) -> RequestTarget:
 
 def door_of(active: ActiveEpisode) -> ProcessDoor | None:
     """The door of an episode whose recorder is in this process, not in the parent of a fork."""
-    return getattr(active.recorder, "door", None) if active.pid == os.getpid() else None
+    if active.pid == os.getpid():
+        return getattr(active.recorder, "door", None)
+    return None
 
 
 def _parsed(body: object) -> Any:

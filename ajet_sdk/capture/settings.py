@@ -75,7 +75,10 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
     if mask is None:
         return None
     if not callable(mask):
-        parts = list(mask) if isinstance(mask, Iterable) and not isinstance(mask, str) else [mask]
+        if isinstance(mask, Iterable) and not isinstance(mask, str):
+            parts = list(mask)
+        else:
+            parts = [mask]
         if not all(isinstance(part, str) for part in parts):
             raise ConfigError(
                 f"mask takes regular expressions as texts, or a function (got {mask!r})"

@@ -99,7 +99,10 @@ def _check(host: object) -> None:
     active = current_episode.get()
     if active is None or active.in_client or host is None:
         return
-    name = host.decode("ascii", "replace") if isinstance(host, (bytes, bytearray)) else str(host)
+    if isinstance(host, (bytes, bytearray)):
+        name = host.decode("ascii", "replace")
+    else:
+        name = str(host)
     active.note(f"a connection to {name}")
     if active.guard is None:
         return
@@ -171,11 +174,10 @@ def _place(url: str) -> str:
     """The URL without user, query, fragment and default port."""
     parts = urlsplit(url)
     scheme = {"wss": "https", "ws": "http"}.get(parts.scheme, parts.scheme)
-    port = (
-        f":{parts.port}"
-        if parts.port and parts.port != {"https": 443, "http": 80}.get(scheme)
-        else ""
-    )
+    if parts.port and parts.port != {"https": 443, "http": 80}.get(scheme):
+        port = f":{parts.port}"
+    else:
+        port = ""
     return f"{scheme}://{parts.hostname or ''}{port}{parts.path}"
 
 

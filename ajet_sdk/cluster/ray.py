@@ -135,11 +135,10 @@ def cluster(
         name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)
     }
     with package.write() if package is not None else nullcontext() as folder:
-        code = (
-            {}
-            if folder is None
-            else {"working_dir": str(folder), "worker_process_setup_hook": hook}
-        )
+        if folder is None:
+            code = {}
+        else:
+            code = {"working_dir": str(folder), "worker_process_setup_hook": hook}
         try:
             ray.init(
                 address=target,
@@ -226,9 +225,8 @@ def _explain_failure(address: str, error: Exception) -> ConfigError:
             "run ajet on a node of the cluster, or add this machine to it: ray start"
             f" --address={address}"
         )
-    failure = (
-        "Ray could not be started"
-        if address == LOCAL
-        else f"the Ray cluster at {address} could not be joined"
-    )
+    if address == LOCAL:
+        failure = "Ray could not be started"
+    else:
+        failure = f"the Ray cluster at {address} could not be joined"
     return ConfigError(f"{failure} ({type(error).__name__}: {text[:400]}); {hint}")

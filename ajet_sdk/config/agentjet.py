@@ -252,7 +252,10 @@ def for_swarm(text: str) -> tuple[str, list[str]]:
         changed.append("rollout.user_workflow: the clients bring it")
     common = values.get("trainer_common")
     if isinstance(common, dict) and common.get("logger") is not None:
-        named = common["logger"] if isinstance(common["logger"], list) else [common["logger"]]
+        if isinstance(common["logger"], list):
+            named = common["logger"]
+        else:
+            named = [common["logger"]]
         missing = [name for name in named if name in TRACKERS and find_spec(name) is None]
         if missing:
             changed.append(f"trainer_common.logger {', '.join(missing)}: not installed here")

@@ -86,4 +86,6 @@ def without_placeholders(environment: Mapping[Any, Any]) -> dict[Any, Any]:
 def placeholder_in(text: str) -> str | None:
     """The variable whose placeholder a text (a key, a header, a query) contains, or None."""
     _, marker, suffix = text.partition(_PREFIX)
-    return next((name for name in KEYS if suffix.startswith(name)), None) if marker else None
+    if marker:
+        return next((name for name in KEYS if suffix.startswith(name)), None)
+    return None

@@ -243,7 +243,10 @@ class Config(Section):
             if paths:
                 notices.append(f"without effect with backbone {self.backbone}: {', '.join(paths)}")
             estimator = self.trainer_common.algorithm.adv_estimator
-            reads = {estimator, "replay"} if self.trainer_common.algorithm.replays else {estimator}
+            if self.trainer_common.algorithm.replays:
+                reads = {estimator, "replay"}
+            else:
+                reads = {estimator}
             read_by = {
                 f"trainer_common.{name}": by for name, by in READ_BY.items() if not reads & {*by}
             }
@@ -267,11 +270,9 @@ class Config(Section):
         model = data.get("model") or {}
         if not isinstance(rollout, Mapping) or rollout.get("force_disable_toolcalls") is not True:
             return data
-        return (
-            {**data, "model": {**model, "tool_call_parser": "none"}}
-            if isinstance(model, Mapping)
-            else data
-        )
+        if isinstance(model, Mapping):
+            return {**data, "model": {**model, "tool_call_parser": "none"}}
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -281,11 +282,9 @@ class Config(Section):
         if not isinstance(data, Mapping) or data.get("backbone") != "tinker":
             return data
         rollout = data.get("rollout") or {}
-        return (
-            {**data, "rollout": {"temperature": 1.0, **rollout}}
-            if isinstance(rollout, Mapping)
-            else data
-        )
+        if isinstance(rollout, Mapping):
+            return {**data, "rollout": {"temperature": 1.0, **rollout}}
+        return data
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
@@ -320,11 +319,10 @@ class Config(Section):
         remote = self.trainer_common.algorithm.remote_teacher
         service = self.backbone == "tinker"
         if (remote or service) and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
-            who = (
-                "backbone tinker: the service"
-                if service
-                else "opd with a teacher at an endpoint: it"
-            )
+            if service:
+                who = "backbone tinker: the service"
+            else:
+                who = "opd with a teacher at an endpoint: it"
             raise wrong(
                 "rollout.temperature",
                 f"must be 1.0 {{got}}, and top_p and top_k without effect, for {who} returns"
@@ -467,7 +465,10 @@ def _default(path: str) -> object:
 def _at(config: Config, path: str) -> object:
     value: object = config
     for step in path.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else getattr(value, step, None)
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        else:
+            value = getattr(value, step, None)
     return value
 
 

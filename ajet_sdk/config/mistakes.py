@@ -32,11 +32,10 @@ def explain(
         context = item.get("ctx", {})
         ours = item["type"] == "ajet"
         path = ".".join([*steps, context["key"]] if ours else _places(item["loc"]))
-        demand = (
-            context["message"]
-            if ours
-            else f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
-        )
+        if ours:
+            demand = context["message"]
+        else:
+            demand = f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
         lines.setdefault(
             path, f"{path or 'ajet'} {demand.replace('{got}', _got(path, source, default))}"
         )
@@ -77,7 +76,9 @@ def _got(path: str, source: Source, default: Callable[[str], object]) -> str:
                 f"; its section is {section})" if section else ")"
             )
     where = source.origin(f"ajet.{path}")
-    return f"(got {value!r:.200}, {where})" if where else f"(got {value!r:.200})"
+    if where:
+        return f"(got {value!r:.200}, {where})"
+    return f"(got {value!r:.200})"
 
 
 _LIMITS = {
@@ -128,11 +129,10 @@ def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
     siblings = [p for p in known if p.rpartition(".")[0] == parent]
     near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
     near = near or _closest(last, siblings, 0.5) or _closest(last, known, 0.6)
-    hint = (
-        f"; did you mean {near[0]}?"
-        if near
-        else f"; {parent or 'ajet'} has {', '.join(p.rpartition('.')[2] for p in siblings)}"
-    )
+    if near:
+        hint = f"; did you mean {near[0]}?"
+    else:
+        hint = f"; {parent or 'ajet'} has {', '.join(p.rpartition('.')[2] for p in siblings)}"
     where = source.origin(f"ajet.{path}")
     return f"{path} is not a known key" + (f" ({where})" if where else "") + hint
 

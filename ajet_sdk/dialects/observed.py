@@ -186,7 +186,10 @@ class _ToolCalls:
     ) -> Json | None:
         """The call that a piece continues; None: it begins one."""
         alike = [call for number, call in self._calls if number == index]
-        named = [call for call in alike if call["id"] == piece.get("id")] if piece.get("id") else []
+        if piece.get("id"):
+            named = [call for call in alike if call["id"] == piece.get("id")]
+        else:
+            named = []
         if named:
             alike = named
         elif piece.get("id") and alike and alike[-1]["id"] is not None:
@@ -364,4 +367,6 @@ def _index(value: JsonView) -> int | None:
 
 
 def _objects(value: object) -> list[JsonView]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    if isinstance(value, list):
+        return [item for item in value if isinstance(item, Mapping)]
+    return []

@@ -237,11 +237,10 @@ def read_sampling(body: Mapping[str, object]) -> Sampling:
         raise RequestRefused(
             "repetition_penalty must be above 0 (1 has no effect)", "repetition_penalty"
         )
-    limit = (
-        named["max_tokens"]
-        if named["max_completion_tokens"] is None
-        else named["max_completion_tokens"]
-    )
+    if named["max_completion_tokens"] is None:
+        limit = named["max_tokens"]
+    else:
+        limit = named["max_completion_tokens"]
     return Sampling(
         temperature=1.0 if temperature is None else float(temperature),
         top_p=1.0 if top_p is None else float(top_p),
@@ -284,7 +283,10 @@ def _bias(value: object) -> tuple[tuple[int, float], ...]:
     for token, bias in (
         value.items() if isinstance(value, Mapping) else () if value is None else (("", value),)
     ):
-        number = bias if isinstance(bias, (int, float)) and not isinstance(bias, bool) else None
+        if isinstance(bias, (int, float)) and not isinstance(bias, bool):
+            number = bias
+        else:
+            number = None
         if number is None or not -100 <= number <= 100 or not str(token).isdecimal():
             raise RequestRefused(
                 "logit_bias must be an object that maps token ids to numbers from -100 to 100 (got"

@@ -277,7 +277,9 @@ def _without(instructions: str | None, messages: list[Json]) -> list[Json]:
     if not instructions:
         return messages
     remaining = messages[0]["content"][len(instructions) + 2 :]
-    return [{"role": "system", "content": remaining}, *messages[1:]] if remaining else messages[1:]
+    if remaining:
+        return [{"role": "system", "content": remaining}, *messages[1:]]
+    return messages[1:]
 
 
 # Tools and formats
@@ -313,7 +315,10 @@ def _tool(tool: object, where: str) -> Json:
             raise RequestRefused(
                 f"{where}.format is a {form.get('type')}; only text is supported", "tools"
             )
-        described = {"description": tool["description"]} if tool.get("description") else {}
+        if tool.get("description"):
+            described = {"description": tool["description"]}
+        else:
+            described = {}
         return {
             "type": "function",
             "function": {"name": tool.get("name"), **described, "parameters": CUSTOM},

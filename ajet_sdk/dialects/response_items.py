@@ -53,11 +53,10 @@ class ItemReader:
         elif kind in ("function_call", "custom_tool_call"):
             self._begin_or_go_on(item)
             assert self._reply is not None
-            arguments = (
-                item.get("arguments")
-                if kind == "function_call"
-                else json.dumps({"input": item.get("input")})
-            )
+            if kind == "function_call":
+                arguments = item.get("arguments")
+            else:
+                arguments = json.dumps({"input": item.get("input")})
             function = {
                 "name": qualified(item.get("namespace"), item.get("name")),
                 "arguments": arguments,

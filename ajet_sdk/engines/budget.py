@@ -70,9 +70,10 @@ def tokens_of(content: object) -> int:
     """Estimate the tokens of a text or messages: one per four Latin characters, or per character of
     other scripts."""
     if isinstance(content, str):
-        wide = (
-            0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
-        )
+        if content.isascii():
+            wide = 0
+        else:
+            wide = sum(1 for character in content if ord(character) > 0x2E7F)
         return wide + math.ceil((len(content) - wide) / 4)
     if isinstance(content, dict):
         return 4 + sum(tokens_of(value) for value in content.values())
@@ -110,9 +111,9 @@ class Reservation:
 
     @property
     def cost(self) -> float:
-        return (
-            self.price.of(self.input_tokens, self.output_tokens) if self.price is not None else 0.0
-        )
+        if self.price is not None:
+            return self.price.of(self.input_tokens, self.output_tokens)
+        return 0.0
 
 
 @dataclass
@@ -181,7 +182,10 @@ class Budget:
 
     async def _admit(self, input_tokens: int, most_output: int, price: Price | None) -> Reservation:
         while True:
-            output = most_output if self._longest is None else min(self._longest, most_output)
+            if self._longest is None:
+                output = most_output
+            else:
+                output = min(self._longest, most_output)
             call = Reservation(input_tokens, output, price)
             exceeded = self._limit_exceeded(call)
             if exceeded is None:
@@ -199,7 +203,10 @@ class Budget:
         root._guessed += call.input_tokens
         if output_tokens:  # not for embeddings
             root._longest = max(root._longest or 0, output_tokens)
-        cost = call.price.of(input_tokens, output_tokens) if call.price is not None else None
+        if call.price is not None:
+            cost = call.price.of(input_tokens, output_tokens)
+        else:
+            cost = None
         self._end(call, Usage(1, input_tokens, output_tokens, 0, cost))
 
     def release(self, call: Reservation) -> None:
@@ -227,12 +234,17 @@ class Budget:
     def summary(self) -> str:
         """`12 calls, 3,456 tokens, 0.0123 in money`."""
         text = f"{self.spent.calls:,} calls, {self.spent.tokens:,} tokens"
-        return text if self.cost is None else f"{text}, {self.cost:.4f} in money"
+        if self.cost is None:
+            return text
+        return f"{text}, {self.cost:.4f} in money"
 
     def _limit_exceeded(self, call: Reservation) -> str | None:
         """The limit that one more call would exceed, in words."""
         under_way = [*self._reserved, call]
-        trust = max(1.0, self.spent.input_tokens / self._guessed) if self._guessed else 1.0
+        if self._guessed:
+            trust = max(1.0, self.spent.input_tokens / self._guessed)
+        else:
+            trust = 1.0
         reserved = [
             Reservation(math.ceil(trust * c.input_tokens), c.output_tokens, c.price)
             for c in under_way

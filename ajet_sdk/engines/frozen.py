@@ -103,7 +103,10 @@ def _own_checkpoint(
         )
         return named, path
     saved = {0: None, **{s: p for s, p in saved_steps(base / run_id).items() if s < step}}
-    chosen = (draw or random.Random(step)).choice([*saved]) if which == "any" else max(saved)
+    if which == "any":
+        chosen = (draw or random.Random(step)).choice([*saved])
+    else:
+        chosen = max(saved)
     return f"{_OWN}@{chosen}", str(saved[chosen] or first_model(config))
 
 
@@ -112,12 +115,14 @@ def _pick(named: str, which: str, steps: dict[int, Path], directory: Path) -> st
         return str(steps[max(steps)])
     if which.isdigit() and int(which) in steps:
         return str(steps[int(which)])
-    there = f"has the steps {', '.join(map(str, steps))}" if steps else "has no checkpoint"
-    hint = (
-        "; trainer_common.keep_checkpoints and save_freq set which ones a run keeps"
-        if steps
-        else ""
-    )
+    if steps:
+        there = f"has the steps {', '.join(map(str, steps))}"
+    else:
+        there = "has no checkpoint"
+    if steps:
+        hint = "; trainer_common.keep_checkpoints and save_freq set which ones a run keeps"
+    else:
+        hint = ""
     raise ConfigError(f"there is no checkpoint {named}: {directory} {there}{hint}")
 
 
@@ -180,7 +185,10 @@ def before_training(config: Config) -> Config:
         return POLICY if is_policy else named
 
     rollout = config.rollout
-    opponent = None if rollout.opponent is None else [now(model) for model in rollout.opponent]
+    if rollout.opponent is None:
+        opponent = None
+    else:
+        opponent = [now(model) for model in rollout.opponent]
     models = {key: now(model) for key, model in rollout.debug_models.items()}
     return config.model_copy(
         update={

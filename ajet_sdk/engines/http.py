@@ -164,7 +164,10 @@ class Endpoint:
                 return parsed
             fault = parsed["error"]  # with OpenRouter its code is the status
             code = str(fault.get("code")) if isinstance(fault, dict) else ""
-            status = int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502
+            if code.isdecimal() and 400 <= int(code) < 600:
+                status = int(code)
+            else:
+                status = 502
         raise self._error(response, status, model)
 
     async def _send(self, method: str, url: str, content: bytes | None) -> httpx.Response:

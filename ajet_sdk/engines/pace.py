@@ -123,7 +123,10 @@ class Pace:
     async def _wait_turn(self, request: object) -> None:
         """Wait for the delay of a 429 and for the rate."""
         while (wait := self._not_before - (now := time.monotonic())) > 0:
-            limit = "the rate limit (429)" if self._limited_until > now else "--rpm"
+            if self._limited_until > now:
+                limit = "the rate limit (429)"
+            else:
+                limit = "--rpm"
             self._waits[request] = limit, self._not_before
             await asyncio.sleep(wait)
         if self._interval:
@@ -157,7 +160,10 @@ class Pace:
         if error.status == 429:
             self._not_before = self._limited_until = max(self._not_before, until)
             return
-        why = "a lost connection" if error.status is None else str(error.status)
+        if error.status is None:
+            why = "a lost connection"
+        else:
+            why = str(error.status)
         self._waits[request] = f"a retry after {why}", until
         await asyncio.sleep(wait)
 
@@ -167,7 +173,10 @@ class Pace:
         if now < self._next_line:
             return
         self._next_line = now + _LOG_INTERVAL
-        meaning = f", {responses[status].lower()}" if status in responses else ""
+        if status in responses:
+            meaning = f", {responses[status].lower()}"
+        else:
+            meaning = ""
         log.warning(
             "%s answered %d%s (%d so far); next request in %.0f s%s",
             self._base_url,

@@ -57,7 +57,10 @@ class PictureText:
                 self._known[picture.digest] = picture
                 parts.append(image_part(picture))
                 continue
-            text = part if isinstance(part, str) else str(part.get("text") or "")
+            if isinstance(part, str):
+                text = part
+            else:
+                text = str(part.get("text") or "")
             if parts and parts[-1]["type"] == "text":  # a mark may be split over two parts
                 text = parts.pop()["text"] + text
             parts.append({"type": "text", "text": text})
@@ -87,17 +90,23 @@ class PictureText:
         if isinstance(value, str):
             if _CUT in value or _EDGE in value:
                 value = value.replace(_CUT, REPLACEMENT).replace(_EDGE, REPLACEMENT)
-            return self._marks.sub(_cut, value) if self._marks.search(value) else value
+            if self._marks.search(value):
+                return self._marks.sub(_cut, value)
+            return value
         if isinstance(value, Arguments):
             inner = {key: self.apart(item) for key, item in value.items()}
             spelling = self.apart(value.spelling)
-            return value if spelling == value.spelling else Arguments(inner, spelling)
+            if spelling == value.spelling:
+                return value
+            return Arguments(inner, spelling)
         if isinstance(value, dict):
             cut = {key: self.apart(item) for key, item in value.items()}
             return value if all(cut[key] is value[key] for key in cut) else cut
         if isinstance(value, list):
             items = [self.apart(item) for item in value]
-            return value if all(a is b for a, b in zip(items, value, strict=True)) else items
+            if all(a is b for a, b in zip(items, value, strict=True)):
+                return value
+            return items
         return value
 
     def written(self, rendered: str, pictures: Sequence[Picture]) -> str:

@@ -94,7 +94,9 @@ class _Call:
 
     @property
     def sampled(self) -> str:
-        return self.decode(list(self.output_ids)) if self.decoded is None else self.decoded
+        if self.decoded is None:
+            return self.decode(list(self.output_ids))
+        return self.decoded
 
     def ids_of_prompt(self) -> array[int]:
         pieces = [self.new_ids]
@@ -139,7 +141,10 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints | None = None) -> None:
         self._tokenizer, self._cuts = tokenizer, cuts or CutPoints(tokenizer)
         self._encoder = PieceEncoder(tokenizer, self._cuts)
-        self._seeing = None if tokenizer.pictures is None else PictureText(tokenizer.pictures)
+        if tokenizer.pictures is None:
+            self._seeing = None
+        else:
+            self._seeing = PictureText(tokenizer.pictures)
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
@@ -215,9 +220,10 @@ class PromptBuilder:
             if call.formed_reply is not None:
                 call = copy.copy(call)
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
-            call.output_ids = (
-                output_ids if isinstance(output_ids, array) else array("i", output_ids)
-            )
+            if isinstance(output_ids, array):
+                call.output_ids = output_ids
+            else:
+                call.output_ids = array("i", output_ids)
             call.decoded = self._decode(list(call.output_ids))
             call.formed_reply = self._template.form_cleaned(self._apart(reply))
             call.side.reply = reply
@@ -301,7 +307,9 @@ class PromptBuilder:
             if parent.text is not None:
                 parent.text = None
                 parent.holder = call
-            return None if parent is candidates[0] else self._cause(call, text, candidates)
+            if parent is candidates[0]:
+                return None
+            return self._cause(call, text, candidates)
         self._take_new_ids(call, text)
         return self._cause(call, text, candidates)
 
@@ -310,7 +318,10 @@ class PromptBuilder:
         parent, and place its pictures."""
         parent = call.parent
         pieces = [text] if self._seeing is None else self._seeing.pieces(text)
-        before = [] if parent is None else list((parent.output_ids or parent.new_ids)[-4:])
+        if parent is None:
+            before = []
+        else:
+            before = list((parent.output_ids or parent.new_ids)[-4:])
         ids = array("i")
         for number, piece in enumerate(pieces):
             if parent is None and number == 0:
@@ -324,7 +335,10 @@ class PromptBuilder:
         if parent is not None:
             begin = len(parent.ids_of_prompt()) + len(parent.output_ids)
             call.pictures = parent.pictures
-        new = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, np.int32)
+        if ids:
+            new = np.frombuffer(ids, dtype=np.int32)
+        else:
+            new = np.empty(0, np.int32)
         call.pictures += self._seeing.place(new, text, begin)
 
     def _after(self, before: list[int], tail: str) -> list[int]:
@@ -373,7 +387,9 @@ def _copy(value: object) -> Any:
     """Copy a JSON value."""
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
 
 
 def _common(a: Sequence[object], b: Sequence[object]) -> int:

@@ -109,11 +109,10 @@ class RemoteEngine:
         for name in ("logprobs", "top_logprobs"):
             if body.get(name) is None:
                 body.pop(name, None)
-        limit = (
-            "max_completion_tokens"
-            if self._newer_limit or "max_completion_tokens" in ask.named
-            else "max_tokens"
-        )
+        if self._newer_limit or "max_completion_tokens" in ask.named:
+            limit = "max_completion_tokens"
+        else:
+            limit = "max_tokens"
         body["temperature"] = sampling.temperature
         if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value
             body["top_p"] = sampling.top_p
@@ -155,11 +154,10 @@ class RemoteEngine:
         choices = list[Choice]()
         for choice, raw, i in zip(read.choices, reply["choices"], ids, strict=True):
             choices.append(_choice(choice, raw.get("message"), i, ask.logprobs, known))
-        prompt = (
-            read.choices[0].prompt_token_ids
-            if read.prompt_token_ids is None
-            else read.prompt_token_ids
-        )
+        if read.prompt_token_ids is None:
+            prompt = read.choices[0].prompt_token_ids
+        else:
+            prompt = read.prompt_token_ids
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None
         return Answer(tuple(choices), read.model or self.model, prompt, usage)

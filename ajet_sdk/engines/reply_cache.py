@@ -76,7 +76,10 @@ class ReplyCache:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError):
+                why = error.strerror or str(error)
+            else:
+                why = str(error)
             raise CacheError(
                 f"cannot store replies in {self.path}: {why}. Earlier replies are intact: free some"
                 " disk space and continue with --resume"

@@ -245,7 +245,10 @@ def checked_answer(answer: Answer, ask: Ask, source: str) -> Answer:
     choices = list[Choice]()
     for index, choice in enumerate(answer.choices):
         choices.append(_checked_choice(choice, route, f"{source}, choice {index}"))
-    prompt = None if answer.prompt_ids is None else _ids(answer.prompt_ids, f"{source}, prompt")
+    if answer.prompt_ids is None:
+        prompt = None
+    else:
+        prompt = _ids(answer.prompt_ids, f"{source}, prompt")
     return replace(answer, choices=tuple(choices), prompt_ids=prompt)
 
 
@@ -321,11 +324,9 @@ def fault_in(
     failed = response.get("error") or response.get("stream_error")
     wrong = f"it says an error: {failed!s:.{SHOWN}}" if failed else read(response, request)
     quoted = f"{dict(response)!s:.{SHOWN}}"
-    return (
-        None
-        if wrong is None
-        else f"{source} answered {route} with an invalid reply ({wrong}): {quoted}"
-    )
+    if wrong is None:
+        return None
+    return f"{source} answered {route} with an invalid reply ({wrong}): {quoted}"
 
 
 def _message(message: Mapping[str, object], request: Mapping[str, object]) -> str | None:
@@ -400,7 +401,10 @@ def _candidates(response: Mapping[str, object], request: Mapping[str, object]) -
         return "there are no candidates"
     sampled = _number(usage, "candidatesTokenCount") + _number(usage, "thoughtsTokenCount")
     for candidate in candidates:
-        content = candidate.get("content") if isinstance(candidate, Mapping) else None
+        if isinstance(candidate, Mapping):
+            content = candidate.get("content")
+        else:
+            content = None
         if not isinstance(content or {}, Mapping) or not isinstance(candidate, Mapping):
             return "a candidate is no object with content"
         parts = (content or {}).get("parts") or []
@@ -436,7 +440,9 @@ _READ = (
 def _ended(reason: object, has_text: bool, sampled: int) -> str | None:
     finish = finish_of(reason)
     if finish is None:
-        return f"it ended for {reason!r}" if reason else "it says no reason of its end"
+        if reason:
+            return f"it ended for {reason!r}"
+        return "it says no reason of its end"
     if not has_text and not sampled and finish != "content_filter":
         return "it is empty, and no token was sampled"
     return None

@@ -70,7 +70,10 @@ def reply_text(
         if not _shows(body, name):
             faults.append(f"the chat template does not render its call of {name}")
     content = message["content"]
-    besides = _bare(body).replace(_bare(content), "", 1) if isinstance(content, str) else body
+    if isinstance(content, str):
+        besides = _bare(body).replace(_bare(content), "", 1)
+    else:
+        besides = body
     if not _shows(besides, message.get("reasoning_content")):
         losses.append("reasoning that the chat template does not render")
     return ReplyText(body, tuple(faults), tuple(losses))
@@ -162,7 +165,10 @@ def _faults_of_end(message: Json, ends: Sequence[str], ended: bool, *, cut: bool
 
 def _arguments(call: object) -> str:
     function: Any = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if isinstance(function, Mapping):
+        arguments = function.get("arguments")
+    else:
+        arguments = None
     return str(getattr(arguments, "spelling", arguments))
 
 

@@ -215,17 +215,18 @@ def _reply(call: Call) -> Mapping[str, object] | None:
     if isinstance(first.get("message"), Mapping):
         message: Mapping[str, object] = first["message"]
         return message
-    return (
-        {"role": "assistant", "content": first["text"]}
-        if isinstance(first.get("text"), str)
-        else None
-    )
+    if isinstance(first.get("text"), str):
+        return {"role": "assistant", "content": first["text"]}
+    return None
 
 
 def _options(body: Json) -> Json:
     """The template's arguments from a request, as in an engine."""
     template_options = body.get("chat_template_kwargs")
-    options = dict(template_options) if isinstance(template_options, Mapping) else {}
+    if isinstance(template_options, Mapping):
+        options = dict(template_options)
+    else:
+        options = {}
     if body.get("reasoning_effort") is not None:
         options.setdefault("reasoning_effort", body["reasoning_effort"])
     return options
@@ -239,7 +240,10 @@ def _checked(messages: Sequence[Any], *, takes_pictures: bool) -> list[Message]:
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 continue
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if isinstance(part, dict):
+                kind = part.get("type")
+            else:
+                kind = type(part).__name__
             if kind != "image_url" or not takes_pictures:
                 raise RequestRefused(
                     f"a message contains a part of type {kind!r}, which the model does not take",

@@ -172,7 +172,10 @@ class ScriptedEngine:
     async def _reply_to(self, ask: Ask) -> Sequence[Reply]:
         if callable(self._replies):
             own_loop = inspect.iscoroutinefunction(self._replies)
-            replies = self._replies(ask) if own_loop else await _in_a_thread(self._replies, ask)
+            if own_loop:
+                replies = self._replies(ask)
+            else:
+                replies = await _in_a_thread(self._replies, ask)
             if inspect.isawaitable(replies):
                 replies = await replies
         else:

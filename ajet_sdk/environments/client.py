@@ -293,15 +293,14 @@ def _request(
         try:
             response = http.request(method, below(url, endpoint), json=body, timeout=timeout)
             response.raise_for_status()
-            return (
-                response.json()
-                if body is not None or "json" in response.headers.get("content-type", "")
-                else None
-            )
+            if body is not None or "json" in response.headers.get("content-type", ""):
+                return response.json()
+            return None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            status = (
-                error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-            )
+            if isinstance(error, httpx.HTTPStatusError):
+                status = error.response.status_code
+            else:
+                status = None
             if (status is not None and status < 500) or not remaining:
                 why = _why(error, endpoint, timeout)
                 raise EnvironmentUnavailable(

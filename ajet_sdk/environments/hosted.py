@@ -165,11 +165,15 @@ class _Own:
 
     async def evaluate(self, params: Mapping[str, object]) -> object:
         method = getattr(self._env, "evaluate", None)
-        return self._total if method is None else await resolved(_with_params(method, params))
+        if method is None:
+            return self._total
+        return await resolved(_with_params(method, params))
 
     async def info(self, params: Mapping[str, object]) -> object:
         method = getattr(self._env, "info", None)
-        return {} if method is None else await resolved(_with_params(method, params))
+        if method is None:
+            return {}
+        return await resolved(_with_params(method, params))
 
     async def close(self) -> None:
         method = getattr(self._env, "close", None)
@@ -178,4 +182,6 @@ class _Own:
 
 
 def _with_params(function: Callable[..., object], params: JsonView) -> object:
-    return function(params) if inspect.signature(function).parameters else function()
+    if inspect.signature(function).parameters:
+        return function(params)
+    return function()

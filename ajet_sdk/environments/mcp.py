@@ -143,7 +143,10 @@ class _Tools:
         if not isinstance(name, str) or name not in self._offered:
             return f"There is no tool {name!r:.100}. Tools: {', '.join(self._offered) or 'none'}."
         try:
-            arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
+            if isinstance(raw, str) and raw:
+                arguments = json.loads(raw)
+            else:
+                arguments = raw or {}
             if not isinstance(arguments, Mapping):
                 raise TypeError(f"{arguments!r:.100}")
             json.dumps(
@@ -184,7 +187,10 @@ def _content(parts: Sequence[JsonView]) -> str | list[Json]:
             url = f"data:{part['mimeType']};base64,{part['data']}"
             shown.append({"type": "image_url", "image_url": {"url": url}})
         else:
-            text = part["text"] if part["type"] == "text" else f"[{part['type']}]"
+            if part["type"] == "text":
+                text = part["text"]
+            else:
+                text = f"[{part['type']}]"
             shown.append({"type": "text", "text": text})
     if any(part["type"] == "image_url" for part in shown):
         return shown
@@ -217,4 +223,6 @@ def _calls_of(message: JsonView) -> list[JsonView]:
         spelt = json.loads(str(message.get("content") or ""))
     except (ValueError, RecursionError):
         return []
-    return [{"function": spelt}] if isinstance(spelt, dict) and "name" in spelt else []
+    if isinstance(spelt, dict) and "name" in spelt:
+        return [{"function": spelt}]
+    return []

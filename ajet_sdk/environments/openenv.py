@@ -145,4 +145,6 @@ class _Episode:
 def _shown(observation: Any) -> str:
     fields = observation.model_dump(mode="json", exclude={"done", "reward", "metadata"})
     texts = list(fields.values())
-    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else json.dumps(fields)
+    if len(texts) == 1 and isinstance(texts[0], str):
+        return texts[0]
+    return json.dumps(fields)

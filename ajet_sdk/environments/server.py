@@ -102,11 +102,9 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
         )
 
     async def listed(request: Request) -> JSONResponse:
-        return (
-            JSONResponse(instances.listed())
-            if keyed(request)
-            else _refusal(401, "the key is missing or wrong")
-        )
+        if keyed(request):
+            return JSONResponse(instances.listed())
+        return _refusal(401, "the key is missing or wrong")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

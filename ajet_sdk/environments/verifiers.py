@@ -42,11 +42,10 @@ def load(name: str, spec: Spec) -> Callable[[str], _Conversation]:
 
     def create(task_id: str) -> _Conversation:
         env = load_environment(config)
-        tasks = (
-            list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1))
-            if task_id.isdecimal()
-            else []
-        )
+        if task_id.isdecimal():
+            tasks = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1))
+        else:
+            tasks = []
         if not tasks:
             raise UnknownTask(
                 f"a task of {spec.target} is an index into its tasks (got {task_id!r})"

@@ -142,15 +142,17 @@ class CallInFlight:
         content = ask.digest() if spec.seed_by_content else ""
         ordinal = next(self.episode.ordinals[self.identity.agent, content])
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
-        seed = (
-            sampling.seed
-            if own_seed
-            else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal, content)
-        )
+        if own_seed:
+            seed = sampling.seed
+        else:
+            seed = mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal, content)
         if self.phase == "rollout" and self.engine is spec.engine:
             overrides = spec.sampling if self.trainable else None
             sampling = override(sampling, overrides, max_tokens=spec.max_tokens)
-        self.sampling = sampling if seed == sampling.seed else replace(sampling, seed=seed)
+        if seed == sampling.seed:
+            self.sampling = sampling
+        else:
+            self.sampling = replace(sampling, seed=seed)
         return self.sampling
 
     def _debug_engine(self, name: str) -> Engine:
@@ -159,9 +161,10 @@ class CallInFlight:
         if debug is not None and spec.open_debug_model is not None:
             return spec.open_debug_model(debug)
         targets = ", ".join(spec.trainable_targets or ())
-        wanted = (
-            f"its debug model {debug!r} is not configured" if debug else "it has no debug model"
-        )
+        if debug:
+            wanted = f"its debug model {debug!r} is not configured"
+        else:
+            wanted = "it has no debug model"
         raise ConfigError(
             f"{name!r} is not a trainable target ({targets}), and {wanted}; add it to"
             " trainable_targets, give it a debug model, or set rollout.opponent"
@@ -279,7 +282,9 @@ class CallInFlight:
             for k, v in without_effect(self.body, self.dialect.fields).items()
             if k not in self.neutral
         }
-        return {**self.neutral, WITHOUT_EFFECT: unused} if unused else self.neutral
+        if unused:
+            return {**self.neutral, WITHOUT_EFFECT: unused}
+        return self.neutral
 
     def end(self, error: str | None = None) -> None:
         """Cancel the engine's work, then record the calls with the error, by default as
@@ -324,10 +329,13 @@ class CallInFlight:
     def _undelivered(self) -> str:
         if self.is_sent:
             return CUT_OFF
-        failed = None if self.work is None or not self.work.done() else self.work.exception()
-        return (
-            UNDELIVERED if failed is None else f"{UNDELIVERED}: the answer was an error: {failed}"
-        )
+        if self.work is None or not self.work.done():
+            failed = None
+        else:
+            failed = self.work.exception()
+        if failed is None:
+            return UNDELIVERED
+        return f"{UNDELIVERED}: the answer was an error: {failed}"
 
 
 @dataclass(slots=True)

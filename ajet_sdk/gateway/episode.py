@@ -322,9 +322,10 @@ def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Ca
     """The call of a request that passed through, without ids and not trained. An invalid reply is
     its error."""
     choices = exchange.response.get("choices")
-    first = (
-        choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    )
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        first = choices[0]
+    else:
+        first = {}
     candidates = exchange.response.get("candidates")
     if isinstance(candidates, list) and candidates and isinstance(candidates[0], dict):
         first = {"finish_reason": candidates[0].get("finishReason")}

@@ -237,9 +237,10 @@ class TimedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         # No error if the response has begun, or for headers if the request has not.
-        awaited = (
-            not self.cycle.response_started if stage == "body" else bool(self.conn.trailing_data[0])
-        )
+        if stage == "body":
+            awaited = not self.cycle.response_started
+        else:
+            awaited = bool(self.conn.trailing_data[0])
         if awaited:
             message = f"the request's {stage} did not arrive within {seconds:g} s"
             body = json_bytes(error_body(message, "invalid_request_error", "request_timeout"))
@@ -260,7 +261,10 @@ class TimedProtocol(H11Protocol):
         for turn in itertools.count():
             if self.gone.done() or not self.has_unread():
                 break
-            wait = 0.0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE)
+            if turn < _TURNS:
+                wait = 0.0
+            else:
+                wait = min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE)
             await asyncio.sleep(wait)
         if self._bytes_read() is None:
             await asyncio.sleep(AHEAD)

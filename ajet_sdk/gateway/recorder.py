@@ -84,7 +84,9 @@ class EpisodeRecorder:
             return "other"
         if self.policy_models:
             return "policy" if model in self.policy_models else "other"
-        return "policy" if self._model.setdefault("only", model) == model else "ambiguous"
+        if self._model.setdefault("only", model) == model:
+            return "policy"
+        return "ambiguous"
 
     def hide(self, secrets: Collection[str]) -> None:
         """Keep the keys of a request out of everything that is stored of the episode."""

@@ -122,12 +122,21 @@ async def attack_judge(
 
     Raises ConfigError if there was no verdict at all.
     """
-    least = threshold if threshold is not None else float(getattr(judge, "min_score", 0.0))
+    if threshold is not None:
+        least = threshold
+    else:
+        least = float(getattr(judge, "min_score", 0.0))
     grouped = is_group_judge(judge)
     limit = asyncio.Semaphore(parallel)
     judge = judge if own_model else _scripted(judge)
-    parts = [part.judge for part in judge.parts] if isinstance(judge, CombinedJudge) else [judge]
-    defaults = PROGRAM_TASKS if any(isinstance(part, CodeJudge) for part in parts) else TASKS
+    if isinstance(judge, CombinedJudge):
+        parts = [part.judge for part in judge.parts]
+    else:
+        parts = [judge]
+    if any(isinstance(part, CodeJudge) for part in parts):
+        defaults = PROGRAM_TASKS
+    else:
+        defaults = TASKS
 
     chosen = list(tasks or defaults)
     names = {task.task_id: reference_names(parts, task) for task in (*chosen, *seen)}
@@ -151,7 +160,10 @@ async def attack_judge(
             return Outcome(cheat.kind, cheat.name, task.task_id, None, False, verdict)
         reward = value_of(verdict) or 0.0
         honest = value_of(verdicts[0]) or 0.0
-        earned = reward > honest if grouped else reward > least or verdict.is_success is True
+        if grouped:
+            earned = reward > honest
+        else:
+            earned = reward > least or verdict.is_success is True
         if earned and cheat.kind in ("answers", "hollow") and not grouped:
             # A judge may pay a part of an answer, but not as much as all of it.
             form = text_of_value(answer) if isinstance(output, str) else answer

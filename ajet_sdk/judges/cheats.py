@@ -30,11 +30,9 @@ class Cheat:
         if self.kind in ("program", "trivial"):
             code = re.sub(r"\bdouble\b", function, str(self.content))
             return f"```python\n{code}\n```"
-        return (
-            self.content.replace("{query}", query)
-            if isinstance(self.content, str)
-            else self.content
-        )
+        if isinstance(self.content, str):
+            return self.content.replace("{query}", query)
+        return self.content
 
 
 def _texts(kind: str, *texts: str) -> list[Cheat]:

@@ -167,7 +167,10 @@ async def run_tests(
     pass the tests: what they import has to be in the sandbox. Raises as `run_code` does.
     """
     cases = list(_cases(tests, apart))
-    entry = entry_point if isinstance(entry_point, str) and _tree(entry_point) is not None else ""
+    if isinstance(entry_point, str) and _tree(entry_point) is not None:
+        entry = entry_point
+    else:
+        entry = ""
     silent = [case for case in cases if _expects_nothing(case)]
     if cases and len(silent) == len(cases):
         return Tested(0, len(cases), fault=_SILENT)
@@ -327,7 +330,10 @@ async def _run_apart(
                 return Fault(verdict["cannot"])
             if verdict["gone"]:
                 ended = await program
-                why = ended.stderr if ended.stopped else f"{ended.stderr}\n{verdict['why']}"
+                if ended.stopped:
+                    why = ended.stderr
+                else:
+                    why = f"{ended.stderr}\n{verdict['why']}"
                 return replace(ended, code=ended.code or 1, stderr=why)
         finally:
             program.cancel()
@@ -408,7 +414,9 @@ def _decoded(tests: str) -> list[Any] | dict[str, Any] | None:
 
 def _joined(lines: object) -> str:
     """Input or output, which may be a list of lines."""
-    return "\n".join(map(str, lines)) if isinstance(lines, list | tuple) else str(lines)
+    if isinstance(lines, list | tuple):
+        return "\n".join(map(str, lines))
+    return str(lines)
 
 
 def _prepares(statement: str) -> bool:

@@ -224,11 +224,9 @@ async def verdicts_on(judge: object, episodes: Sequence[Episode]) -> Sequence[Ve
 
 
 def value_of(verdict: Verdict | str) -> float | None:
-    return (
-        None
-        if isinstance(verdict, str)
-        else sum(reward.value * reward.weight for reward in verdict.rewards)
-    )
+    if isinstance(verdict, str):
+        return None
+    return sum(reward.value * reward.weight for reward in verdict.rewards)
 
 
 def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None:
@@ -243,11 +241,10 @@ def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) ->
     if not usage.calls and not usage.cached:
         calls = total("judge_calls")
         tokens = total("judge_tokens")
-        cost = (
-            total("judge_cost")
-            if any("judge_cost" in verdict.metrics for verdict in verdicts)
-            else None
-        )
+        if any("judge_cost" in verdict.metrics for verdict in verdicts):
+            cost = total("judge_cost")
+        else:
+            cost = None
     evaluation.calls = calls / evaluation.count
     evaluation.tokens = tokens / evaluation.count
     evaluation.cost = None if cost is None else cost / evaluation.count
@@ -333,4 +330,6 @@ def _order(
         for scores in (np.array(values, float), np.array(reverse, float))
     )
     known = (groups[first] == groups[second]) & ~np.isnan(before + after)  # a missing score is NaN
-    return float(np.mean(before[known] != after[known])) if known.any() else None
+    if known.any():
+        return float(np.mean(before[known] != after[known]))
+    return None

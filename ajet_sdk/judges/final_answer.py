@@ -89,7 +89,9 @@ def final_answer(text: str, *, numeric: bool = False) -> str:
     boxed = last_boxed(text)
     if boxed is not None:
         start, content = boxed
-        return "" if _is_denied(text[max(0, start - _SCOPE) : start]) else trim(content)
+        if _is_denied(text[max(0, start - _SCOPE) : start]):
+            return ""
+        return trim(content)
     text = _tagged(text)
     statements = list(_statements(text))
     if not numeric:

@@ -70,7 +70,9 @@ def _parts(expression: Any) -> list[Any]:
     """The parts of a tuple, an interval or a matrix."""
     if isinstance(expression, sympy.MatrixBase):
         return list(expression.flat())
-    return list(expression.args) if isinstance(expression, sympy.Tuple | sympy.Interval) else []
+    if isinstance(expression, sympy.Tuple | sympy.Interval):
+        return list(expression.args)
+    return []
 
 
 def _is_near_number(truth: Any, value: Any) -> bool:

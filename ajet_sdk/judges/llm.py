@@ -125,7 +125,10 @@ class LlmJudge:
                 f" {max_score})"
             )
         if not isinstance(model, JudgeModel):
-            asked = model if isinstance(model, Model) else open_model(model, base_url, api_key)
+            if isinstance(model, Model):
+                asked = model
+            else:
+                asked = open_model(model, base_url, api_key)
             model = JudgeModel(
                 asked,
                 temperature=temperature,
@@ -189,7 +192,10 @@ class LlmJudge:
         return [self._verdict(grade, each) for grade, each in zip(grades, used, strict=True)]
 
     def _verdict(self, grade: Grade, spent: Usage) -> Verdict:
-        success = None if self.success_threshold is None else grade.score >= self.success_threshold
+        if self.success_threshold is None:
+            success = None
+        else:
+            success = grade.score >= self.success_threshold
         reward = Reward(name=self.name, value=grade.score, reason=grade.reason)
         return Verdict((reward,), success, usage_metrics(spent))
 
@@ -247,11 +253,10 @@ class LlmJudge:
         grades = []
         for won in shares:
             share = sum(won) / len(won) if won else 0.5
-            reason = (
-                f"won {sum(won):g} of {len(won)} comparisons"
-                if won
-                else "there is nothing to compare it with"
-            )
+            if won:
+                reason = f"won {sum(won):g} of {len(won)} comparisons"
+            else:
+                reason = "there is nothing to compare it with"
             grades.append(Grade(self.min_score + share * (self.max_score - self.min_score), reason))
         return grades
 

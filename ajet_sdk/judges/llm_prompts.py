@@ -309,10 +309,9 @@ def revision(
 
 
 def _form(headings: int, language: str) -> str:
-    under = (
-        f" Begin each point with the heading that it belongs under, of at most {headings}."
-        if headings
-        else ""
-    )
+    if headings:
+        under = f" Begin each point with the heading that it belongs under, of at most {headings}."
+    else:
+        under = ""
     written = "" if language == "en" else f"in the language {language!r}, "
     return _RUBRIC_FORM.format(language=written, headings=under)

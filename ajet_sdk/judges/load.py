@@ -49,7 +49,9 @@ def load_judge(config: Config) -> Any | None:
 def resolved(name: str, config: Config) -> str:
     """Resolves the file in a judge's name relative to the config file."""
     word, colon, argument = name.partition(":")
-    return f"{word}:{config.resolve(argument)}" if colon and word in _OF_FILE else name
+    if colon and word in _OF_FILE:
+        return f"{word}:{config.resolve(argument)}"
+    return name
 
 
 _OF_FILE = {
@@ -69,11 +71,10 @@ def judge_section(name: str) -> dict[str, Any]:
     if kind is not None and kind.argument == "[:ARGUMENT]":
         return {"judge_type": judge_type, **({"options": {"argument": argument}} if colon else {})}
     if kind is not None and bool(kind.argument) == bool(colon) and not argument.startswith("/dev/"):
-        value = (
-            _read_section(Path(argument).expanduser(), name)
-            if kind.argument == ":FILE"
-            else argument
-        )
+        if kind.argument == ":FILE":
+            value = _read_section(Path(argument).expanduser(), name)
+        else:
+            value = argument
         return {"judge_type": judge_type, **({kind.key: value} if kind.key else {})}
     if ":" not in name and "->" not in name:
         raise ConfigError(
@@ -143,7 +144,9 @@ def _absolute(value: object, folder: Path) -> Any:
         file, separated, rest = value.rpartition(separator)
         if separated and _is_file(folder / file):
             return f"{folder / file}{separator}{rest}"
-    return str(folder / value) if "." in value and _is_file(folder / value) else value
+    if "." in value and _is_file(folder / value):
+        return str(folder / value)
+    return value
 
 
 def _is_file(path: Path) -> bool:

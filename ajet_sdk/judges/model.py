@@ -99,7 +99,9 @@ class JudgeModel:
 
     @property
     def name(self) -> str:
-        return self.model.model if isinstance(self.model, ModelClient) else self.model.name
+        if isinstance(self.model, ModelClient):
+            return self.model.model
+        return self.model.name
 
     @property
     def spent(self) -> Usage:
@@ -184,11 +186,10 @@ class JudgeModel:
                     f"the judge's model {self.name} rejected the request: {refused}"
                 ) from refused
             except EndpointMisconfigured as misconfigured:
-                keys = (
-                    ""
-                    if self.model is self.client
-                    else " (task_judge.llm: model, base_url, api_key_env)"
-                )
+                if self.model is self.client:
+                    keys = ""
+                else:
+                    keys = " (task_judge.llm: model, base_url, api_key_env)"
                 raise EndpointMisconfigured(
                     f"the judge's model {self.name}: {misconfigured}{keys}"
                 ) from misconfigured
@@ -319,11 +320,10 @@ def object_schema(**properties: object) -> dict[str, Any]:
 def number_in(value: object) -> float | None:
     """Parses a finite number, also from text."""
     try:
-        number = (
-            float(value)
-            if isinstance(value, str | float | int) and not isinstance(value, bool)
-            else math.nan
-        )
+        if isinstance(value, str | float | int) and not isinstance(value, bool):
+            number = float(value)
+        else:
+            number = math.nan
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

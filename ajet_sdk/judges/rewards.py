@@ -39,9 +39,9 @@ def returned(output: Any, name: str) -> Verdict | None:
     if isinstance(output, Reward):
         return Verdict((output,))
     if is_output(output):
-        return (
-            None if output.reward is None else Verdict(_several(output.reward, f"workflow {name}"))
-        )
+        if output.reward is None:
+            return None
+        return Verdict(_several(output.reward, f"workflow {name}"))
     if _rewards(output):
         return Verdict(tuple(output))
     if not isinstance(output, WorkflowOutput) or output.reward is None:
@@ -81,7 +81,10 @@ def judged_group(values: object, name: str, count: int) -> list[Verdict]:
     """Reads a group judge's results for `count` episodes, in order. Raises NoReward as `judged`
     does."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
-        returned_count = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
+        if isinstance(values, (list, tuple)):
+            returned_count = f"{len(values)}"
+        else:
+            returned_count = _short(values)
         raise NoReward(
             f"judge {name} returned {returned_count} for {count} episodes; a group judge must"
             " return a list with one reward for each"

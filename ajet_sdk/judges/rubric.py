@@ -180,7 +180,10 @@ class RubricJudge(LlmJudge):
         agreement, points = max(
             scored_rubrics, key=lambda candidate: -1.0 if candidate[0] is None else candidate[0]
         )
-        sure = None if agreement is None else wilson(agreement, len(self._tried_on))
+        if agreement is None:
+            sure = None
+        else:
+            sure = wilson(agreement, len(self._tried_on))
         built = Built(
             points, len(self._tried_on), agreement, await self._agreement(()), sure, self._key()
         )
@@ -260,7 +263,10 @@ class RubricJudge(LlmJudge):
 
     async def _agreement(self, points: Sequence[str]) -> float | None:
         grades = await self._grades(points, self._tried_on)
-        groups = [example.query for example in self._tried_on] if self.group else None
+        if self.group:
+            groups = [example.query for example in self._tried_on]
+        else:
+            groups = None
         return concordance(
             [grade.score for grade in grades], [example.score for example in self._tried_on], groups
         )

@@ -61,7 +61,9 @@ def _is_answer(content: object, answer: object) -> bool:
 
 
 def text_of_value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _echoes(task: Task, references: Collection[str], answer: object) -> Iterator[Cheat]:
@@ -97,9 +99,10 @@ def _other_answers(answer: object, answers: Sequence[object]) -> Iterator[Cheat]
     others = [text for text in counts if text != text_of_value(answer)]
     if not others:
         return
-    listed = (
-        [text_of_value(answer), *others[:_MOST_SEEN]] if answer is not None else others[:_MOST_SEEN]
-    )
+    if answer is not None:
+        listed = [text_of_value(answer), *others[:_MOST_SEEN]]
+    else:
+        listed = others[:_MOST_SEEN]
     for between in (", ", "\n", " or "):
         yield Cheat("answers", f"all answers, joined by {between!r}", between.join(sorted(listed)))
     commonest, _ = counts.most_common(1)[0]

@@ -297,7 +297,10 @@ def _processing(
     `begin`."""
     line = sample.timeline
     for span in line.spans:
-        how = sampling.get(span.call_id, Sampling()) if isinstance(sampling, Mapping) else sampling
+        if isinstance(sampling, Mapping):
+            how = sampling.get(span.call_id, Sampling())
+        else:
+            how = sampling
         first, last = np.searchsorted(at, (span.start, span.end))
         if how.processed and first < last:
             if tokenizer is None:
@@ -363,4 +366,6 @@ def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[in
     logits = shape.vocab_size * (
         12 if size == 4 else 16
     )  # with gradient and log-probabilities, in float32
-    return (layers * hidden * size, layer, logits) if checkpointing else (layers * layer, 0, logits)
+    if checkpointing:
+        return (layers * hidden * size, layer, logits)
+    return (layers * layer, 0, logits)

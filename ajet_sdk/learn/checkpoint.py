@@ -387,7 +387,10 @@ def _compare_with_policy(
     difference = (torch.cat(exported) - torch.cat(trained)).abs()
     mean = float(difference.mean())
     most = float(difference.max())
-    far = most > _NEAR if policy.dtype == torch.float32 else mean > _NEAR_IN_16_BITS
+    if policy.dtype == torch.float32:
+        far = most > _NEAR
+    else:
+        far = mean > _NEAR_IN_16_BITS
     if far:
         raise CheckpointError(
             f"the log-probabilities of the model in {path} differ from those of the trained model"

@@ -134,7 +134,10 @@ def _limited(
     those within."""
     assert batch.limits is not None
     rows_M = batch.limits.rows_M
-    logits_MV = logits_NV if len(rows_M) == len(logits_NV) else logits_NV[rows_M]
+    if len(rows_M) == len(logits_NV):
+        logits_MV = logits_NV
+    else:
+        logits_MV = logits_NV[rows_M]
     if support_MV is None:
         support_MV = limit(
             logits_MV, batch.limits.top_k_M, batch.limits.top_p_M, batch.limits.min_p_M

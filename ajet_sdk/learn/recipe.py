@@ -183,7 +183,10 @@ async def with_model(
     """
     if not wants_recipe(config):
         return config
-    probe = None if agent is None else import_module(_PROBE).Probe(config, *agent)
+    if agent is None:
+        probe = None
+    else:
+        probe = import_module(_PROBE).Probe(config, *agent)
     source = {
         "path": str(await build_recipe(config, probe)),
         "recipe": None,

@@ -86,7 +86,10 @@ class TokenScores:
         self.begin(samples)
         for group, scored in seen:
             logprobs_N = scored.logprobs_N.float().cpu().numpy()
-            entropy_N = None if scored.entropy_N is None else scored.entropy_N.float().cpu().numpy()
+            if scored.entropy_N is None:
+                entropy_N = None
+            else:
+                entropy_N = scored.entropy_N.float().cpu().numpy()
             begin = 0
             for index in (share[i] for i in group):
                 at = trained_positions(samples[index])

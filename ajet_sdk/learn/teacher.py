@@ -257,9 +257,10 @@ class RemoteTeacher:
         """Reads the log-probabilities at positions `at`. Raises ConfigError if the endpoint's
         tokens are not ours."""
         choices = answer.get("choices")
-        entries = (
-            choices[0].get("prompt_logprobs") if isinstance(choices, list) and choices else None
-        )
+        if isinstance(choices, list) and choices:
+            entries = choices[0].get("prompt_logprobs")
+        else:
+            entries = None
         if not isinstance(entries, list) or len(entries) != len(ids):
             raise ConfigError(
                 f"trainer_common.algorithm.teacher: {self._at} returns no prompt_logprobs for token"

@@ -286,7 +286,10 @@ class Trainer:
                 for epoch in range(self.settings.ppo_epochs):
                     for number, share in enumerate(self.settings.shares(samples, self.updates)):
                         first = epoch == 0 and number == 0
-                        shared_old = None if old is None else [old[i] for i in share]
+                        if old is None:
+                            shared_old = None
+                        else:
+                            shared_old = [old[i] for i in share]
                         self._replay(replay[number :: self.settings.mini_batches(samples)], tally)
                         seen = self._update(
                             [samples[i] for i in share], sampling, tally, shared_old, first=first
@@ -332,9 +335,10 @@ class Trainer:
         policy's limits."""
 
         def reference(batch: MicroBatch) -> torch.Tensor:
-            support_MV = (
-                None if batch.limits is None else score(self.model, batch, entropy=False).support_MV
-            )
+            if batch.limits is None:
+                support_MV = None
+            else:
+                support_MV = score(self.model, batch, entropy=False).support_MV
             return self._reference_logprobs(batch, support_MV)
 
         with policy_pass(self.model):
@@ -380,7 +384,10 @@ class Trainer:
                 weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(
                     self.device
                 )
-                old_N = None if old is None else torch.cat([old[i] for i in members])
+                if old is None:
+                    old_N = None
+                else:
+                    old_N = torch.cat([old[i] for i in members])
                 batch = replace(batch, weights_N=weights_N, old_N=old_N)
             loss, scored = self._backward(batch, len(together), tally, first=first)
             total += loss
@@ -426,7 +433,10 @@ class Trainer:
         if settings.has_reference and batch.limits is not None:
             reference_N = self._reference_logprobs(batch, scored.support_MV)
         loss, seen = loss_of(scored, batch, settings, reference_N)
-        share = loss.sum() / pairs if batch.weights_N is None else (loss * batch.weights_N).sum()
+        if batch.weights_N is None:
+            share = loss.sum() / pairs
+        else:
+            share = (loss * batch.weights_N).sum()
         share.backward()
         self._gather()
         tally.add_all(seen, first=first)
@@ -451,7 +461,10 @@ class Trainer:
             if master is not parameter and parameter.grad is not None:
                 gradient = parameter.grad.float()
                 parameter.grad = None
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                if master.grad is None:
+                    master.grad = gradient
+                else:
+                    master.grad = master.grad.add_(gradient)
 
     def _apply(self) -> float:
         """Applies the accumulated gradients. Returns their norm before clipping."""

@@ -232,9 +232,10 @@ def _attend_in_row(
     for number, run in enumerate(runs):
         seen = [*run.above, number]
         before = sum(runs[index].size for index in run.above)
-        mask = (
-            _mask(before, run.size, query.dtype, query.device) if before and run.size > 1 else None
-        )
+        if before and run.size > 1:
+            mask = _mask(before, run.size, query.dtype, query.device)
+        else:
+            mask = None
         attended.append(
             scaled_dot_product_attention(
                 queries[number],

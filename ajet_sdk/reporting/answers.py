@@ -43,7 +43,9 @@ def answer_text(output: object) -> str:
         metadata = output.get("metadata")
         fields = metadata if isinstance(metadata, Mapping) else {}
         output = fields.get("final_answer", fields.get("output", output))
-    return output if isinstance(output, str) else json.dumps(output, default=str)
+    if isinstance(output, str):
+        return output
+    return json.dumps(output, default=str)
 
 
 def phrases(text: str) -> set[str]:

@@ -142,7 +142,10 @@ def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out
     listed = "; ".join(
         f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED]
     )
-    more = f"; and {len(worst) - _LISTED} more sets" if len(worst) > _LISTED else ""
+    if len(worst) > _LISTED:
+        more = f"; and {len(worst) - _LISTED} more sets"
+    else:
+        more = ""
     return (
         f"{metric} fell since step {first}: {listed}{more}. Mix such tasks into the training tasks,"
         " or lower trainer_common.optim.lr; trainer_common.stop_when: [drop] ends a run here"

@@ -31,7 +31,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
     """A callback that shows finished episodes and their mean reward in a notebook cell; None
     elsewhere."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if "IPython" in sys.modules:
+        shell = sys.modules["IPython"].get_ipython()
+    else:
+        shell = None
     if (
         getattr(shell, "kernel", None) is None
     ):  # terminals cannot show it, nor programs that import parts of a kernel
@@ -52,7 +55,10 @@ def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
 
 
 def _progress(done: int, total: int, rewards: Sequence[float]) -> str:
-    mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
+    if rewards:
+        mean = f", mean reward {sum(rewards) / len(rewards):.3f}"
+    else:
+        mean = ""
     return f'<progress value="{done}" max="{total}"></progress> {done}/{total} episodes{mean}'
 
 
@@ -98,11 +104,9 @@ def learning_curve(history: Mapping[str, Mapping[int, float]]) -> bytes | None:
 
 def picture(png: bytes | None) -> str:
     """A picture within the page; nothing where there is none."""
-    return (
-        ""
-        if png is None
-        else f'<img width="560" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-    )
+    if png is None:
+        return ""
+    return f'<img width="560" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
 def _text(text: str) -> str:

@@ -100,7 +100,10 @@ class Loggers(AbstractContextManager["Loggers"]):
             writer=writer,
             total_steps=total_steps,
         )
-        loggers.best_by = "val/loss" if "rise" in common.stop_when else "val/reward"
+        if "rise" in common.stop_when:
+            loggers.best_by = "val/loss"
+        else:
+            loggers.best_by = "val/reward"
         return loggers
 
     def _describe_run(self) -> TrackedRun:
@@ -180,7 +183,10 @@ class Loggers(AbstractContextManager["Loggers"]):
         with open_trace(self._directory.parent, writer=self._writer) as trace:
             before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
             sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
-            signal = self.advice.without_signal(trace, self._run_id) if self.advice else ""
+            if self.advice:
+                signal = self.advice.without_signal(trace, self._run_id)
+            else:
+                signal = ""
         fell = dropped(before, after, sets)
         failing = dropped(*sound, sets)
         carried = ""
@@ -369,4 +375,6 @@ def _columns(metrics: Mapping[str, float], wanted: Sequence[tuple[str, str, str]
 def _duration(seconds: float) -> str:
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds_left:02d}"
+    return f"{minutes}:{seconds_left:02d}"

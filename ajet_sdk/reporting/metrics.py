@@ -115,11 +115,10 @@ def reason_for_no_samples(
             return (
                 f"solved: every attempt solved its task ({reached}); to go on, choose harder tasks"
             )
-        same = (
-            "episodes of the batch"
-            if estimator == "reinforce_plus_plus"
-            else "attempts at each task"
-        )
+        if estimator == "reinforce_plus_plus":
+            same = "episodes of the batch"
+        else:
+            same = "attempts at each task"
         cause = (
             f"the rewards have no variance: all {same} got the same reward, so there is nothing to"
             " learn from"
@@ -132,7 +131,10 @@ def reason_for_no_samples(
 
 def _solved_at(episodes: Sequence[Episode], failure_reward: float | None) -> str:
     size = len(episodes) // max(1, len({e.group_id for e in episodes}))
-    passed = group_metrics("", episodes, size) if size and len(episodes) % size == 0 else {}
+    if size and len(episodes) % size == 0:
+        passed = group_metrics("", episodes, size)
+    else:
+        passed = {}
     shown = "".join(f", {name.removeprefix('/')} {value:.2f}" for name, value in passed.items())
     return f"mean reward {mean_reward(episodes, failure_reward):.3g}{shown}"
 
@@ -153,7 +155,10 @@ def _advice_without_variance(
             " demonstrations first (trainer_common.algorithm.adv_estimator: sft), or let the judge"
             " give partial credit"
         )
-    size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
+    if estimator == "reinforce_plus_plus":
+        size = "data.train_batch_size"
+    else:
+        size = "rollout.num_repeat"
     return (
         f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet run"
         " --out measures it)"

@@ -69,7 +69,9 @@ class TaskScore:
         """pass@k. The agent's failures count as attempts; None if infrastructure failures left
         fewer than k."""
         counted = [e for e in self.episodes if not e.infrastructure]
-        return pass_at_k(len(counted), sum(map(solved, counted)), k) if len(counted) >= k else None
+        if len(counted) >= k:
+            return pass_at_k(len(counted), sum(map(solved, counted)), k)
+        return None
 
 
 @dataclass(frozen=True, repr=False)
@@ -269,7 +271,9 @@ class TunedModel:
     @property
     def trained_tokens(self) -> int | None:
         """Sampled tokens that were trained on; if 0, `path` is the initial model."""
-        return None if self.outcomes is None else self.outcomes.get("trained", 0)
+        if self.outcomes is None:
+            return None
+        return self.outcomes.get("trained", 0)
 
     @property
     def serve_command(self) -> str:
@@ -340,7 +344,10 @@ class TunedModel:
                 lines.append(f"  {name} {before:.3f} → {after:.3f} (step {first} → {last})")
         if self.episodes:
             rewards = [e.reward for e in self.episodes if e.reward is not None]
-            mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward"
+            if rewards:
+                mean = f"mean reward {sum(rewards) / len(rewards):.3g}"
+            else:
+                mean = "no reward"
             lines.append(f"  {len(self.episodes)} episodes, {mean}")
         if self.directory is not None:
             lines.append(f"View with:  {view_command(self.directory)}")

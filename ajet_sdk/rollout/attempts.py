@@ -93,11 +93,10 @@ def draw_models(
         rollout.val_kwargs.opponent if attempt.split == "val" else None
     ) or rollout.opponent
     draw = random.Random(f"{attempt.group_seed}/opponent")
-    opponent = (
-        frozen_model(draw.choice(population), config, attempt, policy, frozen, draw)
-        if population
-        else None
-    )
+    if population:
+        opponent = frozen_model(draw.choice(population), config, attempt, policy, frozen, draw)
+    else:
+        opponent = None
     models = {
         name: frozen_model(model, config, attempt, policy, frozen, draw)
         for name, model in rollout.debug_models.items()

@@ -197,7 +197,10 @@ class EpisodeRunner:
         except TrainingError:
             raise
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data
-            fault = error if isinstance(error, EpisodeFault) else EpisodeFault(error)
+            if isinstance(error, EpisodeFault):
+                fault = error
+            else:
+                fault = EpisodeFault(error)
             self.settle(**fault.fields, metrics={**self.episode.metrics, **fault.metrics})
             if fault.misconfigured is not None:
                 raise fault.misconfigured from None
@@ -291,11 +294,10 @@ class EpisodeRunner:
             "model": opened.model(),
             "episode": self.episode,
         }
-        spec = (
-            None
-            if function is None
-            else spec_of(function, "judge" if opened.judged else "workflow")
-        )
+        if function is None:
+            spec = None
+        else:
+            spec = spec_of(function, "judge" if opened.judged else "workflow")
         if spec is not None and spec.tuner_names:
             arguments |= tuner_arguments(
                 spec.parameters, self.task, opened.model, self.config, output
@@ -337,7 +339,10 @@ class EpisodeRunner:
         late = isinstance(outcome.error, EpisodeTimeout)
         if not late:
             await self._check_senders(opened)
-        fault = fault_of_calls(opened, outcome.error) if opened.stopped is None or late else None
+        if opened.stopped is None or late:
+            fault = fault_of_calls(opened, outcome.error)
+        else:
+            fault = None
         if fault is not None:
             raise fault
         self._raise_fault_of_environment()
@@ -393,7 +398,10 @@ def _seen_instead(active: ActiveEpisode) -> str:
     if not active.others:
         return "ajet saw it send no request."
     listed = list(active.others)[:_LISTED]
-    more = f" and {len(active.others) - _LISTED} more" if len(active.others) > _LISTED else ""
+    if len(active.others) > _LISTED:
+        more = f" and {len(active.others) - _LISTED} more"
+    else:
+        more = ""
     return f"ajet saw other requests: {', '.join(listed)}{more}."
 
 

@@ -157,7 +157,10 @@ class Group:
             )
         except Exception as error:  # noqa: BLE001  any error is recorded on each of the episodes
             prefix = "" if isinstance(error, AjetError) else "judge: "
-            first = error if isinstance(error, EpisodeFault) else EpisodeFault(error, prefix)
+            if isinstance(error, EpisodeFault):
+                first = error
+            else:
+                first = EpisodeFault(error, prefix)
             for number, future in enumerate(futures):
                 if not future.done():
                     fault = EpisodeFault(
@@ -234,11 +237,9 @@ def fault_in(call: Call, checklist: Sequence[str], engine: Engine) -> str | None
         return None
     if "nonsense" in checklist and repeats(_text_of(call, engine)):
         return "nonsense"
-    return (
-        "wrong_toolcall"
-        if "wrong_toolcall" in checklist and _unread(call) and not _cut(call)
-        else None
-    )
+    if "wrong_toolcall" in checklist and _unread(call) and not _cut(call):
+        return "wrong_toolcall"
+    return None
 
 
 def _unread(call: Call) -> bool:
@@ -317,11 +318,10 @@ def with_rewards_of_replies(
     earned = (*episode.rewards, *rewards)
     longest = rollout.max_response_length_in_one_turn
     buffer = rollout.overlong_buffer
-    lost = (
-        overlong(calls, longest, buffer, rollout.overlong_penalty)
-        if episode.split == "train" and buffer
-        else []
-    )
+    if episode.split == "train" and buffer:
+        lost = overlong(calls, longest, buffer, rollout.overlong_penalty)
+    else:
+        lost = []
     if not lost:
         return {"rewards": earned}
     return {
@@ -359,11 +359,10 @@ def log_replies(episode_id: str, calls: Sequence[Call], config: Config, engine: 
     tracker = config.context_tracker
     for call in calls if tracker.log_tool_format_check else ():
         if fault_in(call, ("wrong_toolcall",), engine):
-            text = (
-                f": {_text_of(call, engine)!r:.2000}"
-                if tracker.log_tool_format_error_detail
-                else ""
-            )
+            if tracker.log_tool_format_error_detail:
+                text = f": {_text_of(call, engine)!r:.2000}"
+            else:
+                text = ""
             log.warning(
                 "Episode %s, call %s: a tool call could not be parsed%s",
                 episode_id,

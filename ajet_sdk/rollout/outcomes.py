@@ -81,7 +81,10 @@ def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list
     messages = []
     failed = [e for e in episodes if e.status != "succeeded"]
     if episodes and len(failed) / len(episodes) > _WARN_SHARE:
-        why = f"; most frequent cause: {failures_by_cause(failed)[0]}" if cause else ""
+        if cause:
+            why = f"; most frequent cause: {failures_by_cause(failed)[0]}"
+        else:
+            why = ""
         messages.append(f"{len(failed)} of {len(episodes)} episodes failed{why}")
     repeated = [e for e in episodes if e.metrics.get(RETRY)]
     if repeated:

@@ -70,7 +70,9 @@ class Here:
         sampling = self.sampling
         if sampling is None or (sampling.temperature is None and not sampling.greedy):
             return None
-        return "greedy" if sampling.greedy or sampling.temperature == 0 else "sampled"
+        if sampling.greedy or sampling.temperature == 0:
+            return "greedy"
+        return "sampled"
 
     def open(
         self, attempt: Attempt, episode_id: str, targets: Sequence[str] | None, uses_handle: bool

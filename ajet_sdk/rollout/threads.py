@@ -100,7 +100,10 @@ class _Loop:
         In a loop that is merely busy, each check sees another task.
         """
         now = time.monotonic()
-        task = asyncio.current_task(self.loop) if now - self.beat > self.patience + _BEAT else None
+        if now - self.beat > self.patience + _BEAT:
+            task = asyncio.current_task(self.loop)
+        else:
+            task = None
         if task is None:
             self.suspect = None
         elif self.suspect is None or self.suspect[0] is not task:
@@ -331,11 +334,10 @@ class Workers:
         started = time.monotonic()
         try:
             while True:
-                remaining = (
-                    self.patience
-                    if deadline is None
-                    else min(deadline - time.monotonic(), self.patience)
-                )
+                if deadline is None:
+                    remaining = self.patience
+                else:
+                    remaining = min(deadline - time.monotonic(), self.patience)
                 done, _ = await asyncio.wait({waiting}, timeout=max(remaining, 0))
                 if done:
                     return waiting.result()
@@ -380,7 +382,10 @@ class Workers:
         self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, label: str
     ) -> Outcome:
         blocker = None if work.loop is None else work.loop.blocker()
-        place = _current_place(work.thread) if work.loop is None or blocker is not None else ""
+        if work.loop is None or blocker is not None:
+            place = _current_place(work.thread)
+        else:
+            place = ""
         work.cancel()
         end_programs()  # a call may be waiting for one
         done, _ = await asyncio.wait({waiting}, timeout=_GRACE)

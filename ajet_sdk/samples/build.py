@@ -111,9 +111,10 @@ def build(
         )
         for episode in episodes
     ]
-    newest = (
-        None if policy_version is None or max_staleness is None else policy_version - max_staleness
-    )
+    if policy_version is None or max_staleness is None:
+        newest = None
+    else:
+        newest = policy_version - max_staleness
     for draft in drafts:
         draft.rule_out(newest, scorable)
     _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
@@ -219,11 +220,10 @@ def _batch(episodes: _Values) -> None:
     tokens = np.array([output_tokens(call) for _, valued in episodes for call, _ in valued])
     varied = _varied(_earned(episodes, least_tokens=1))
     mean = math.fsum(tokens * values) / int(tokens.sum()) if varied else 0.0
-    deviation = (
-        (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5
-        if varied
-        else 0.0
-    )
+    if varied:
+        deviation = (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5
+    else:
+        deviation = 0.0
     for draft, valued in episodes:
         for call, value in valued:
             if varied:
@@ -236,7 +236,10 @@ def _pair(episodes: _Values) -> None:
     """Pairs the best and the worst attempt of a group, the first among equals; rules out the
     others, and ties."""
     means = [_mean([value for _, value in valued]) for _, valued in episodes]
-    sides = {means.index(max(means)): 1.0, means.index(min(means)): -1.0} if _varied(means) else {}
+    if _varied(means):
+        sides = {means.index(max(means)): 1.0, means.index(min(means)): -1.0}
+    else:
+        sides = {}
     for place, (draft, valued) in enumerate(episodes):
         for call, _ in valued:
             if place in sides:

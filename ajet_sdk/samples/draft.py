@@ -56,7 +56,10 @@ class Draft:
         self, agent: str | None, call_id: str | None = None, *, discounted: bool = True
     ) -> float | None:
         succeeded = self.episode.status == "succeeded"
-        value = self.episode.value(agent, call_id) if succeeded else self.failure_reward
+        if succeeded:
+            value = self.episode.value(agent, call_id)
+        else:
+            value = self.failure_reward
         if value is None or call_id is None or not discounted or self.gamma == 1:
             return value
         mine = [
@@ -89,9 +92,10 @@ class Draft:
             elif not is_trained(call):
                 outcome = "untrainable"
             elif call.error is not None:
-                outcome = (
-                    "cancelled" if call.output_ids is None and call.cut_tokens else "undelivered"
-                )
+                if call.output_ids is None and call.cut_tokens:
+                    outcome = "cancelled"
+                else:
+                    outcome = "undelivered"
             elif call.prompt_ids is None or call.output_ids is None:
                 outcome = "untrainable"
             elif self.scored and not (
@@ -160,7 +164,10 @@ class Draft:
             ]
         samples = []
         for timeline in timelines:
-            limit = len(timeline.token_ids) if max_tokens is None else max_tokens
+            if max_tokens is None:
+                limit = len(timeline.token_ids)
+            else:
+                limit = max_tokens
             if max_lengths[1] is not None:
                 first = timeline.spans[0].start
                 limit = min(limit, min(first, max_lengths[0] or first) + max_lengths[1])

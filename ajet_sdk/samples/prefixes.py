@@ -214,15 +214,19 @@ class PrefixIndex:
             prompt = _NO_IDS if call.prompt_ids is None else call.prompt_ids
             if call.pictures:
                 prompt = keyed(prompt, call.pictures)
-            output = (
-                _NO_IDS if call.output_ids is None or call.prompt_ids is None else call.output_ids
-            )
+            if call.output_ids is None or call.prompt_ids is None:
+                output = _NO_IDS
+            else:
+                output = call.output_ids
             keys = self._keys(call.request.get("messages"))
             shared, nearest = self._nearest(prompt, keys)
             hashed = None
             extended = None
             if call.prompt_ids is not None and call.output_ids is not None:
-                whole = nearest if nearest is not None and shared[0] == nearest.end else None
+                if nearest is not None and shared[0] == nearest.end:
+                    whole = nearest
+                else:
+                    whole = None
                 hashed, extended = self._extended(call, prompt, output, whole)
             new = prompt[shared[0] :]
             if engine_ids and np.array_equal(
@@ -322,11 +326,10 @@ def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | Non
         if count >= ancestor.start:
             tail: Any = ancestor.tail  # a buffer; bytes compare faster than arrays
             whole = data.startswith(tail, 4 * ancestor.start)
-            count = (
-                ancestor.end
-                if whole
-                else ancestor.start + common_prefix(ancestor.tail, prompt[ancestor.start :])
-            )
+            if whole:
+                count = ancestor.end
+            else:
+                count = ancestor.start + common_prefix(ancestor.tail, prompt[ancestor.start :])
         known[ancestor] = count
     return count
 

@@ -183,7 +183,10 @@ def explain(
         return _with_hint(changed[-1])
     if changed and changed[-1] == _SEEN:  # the texts are equal
         return _with_hint(*changed)
-    explained = _of_text(old, texts, template, not _HISTORY & set(changed or ())) if texts else []
+    if texts:
+        explained = _of_text(old, texts, template, not _HISTORY & set(changed or ()))
+    else:
+        explained = []
     if explained:
         return _with_hint(*explained)
     if changed is None or not (changed or texts):
@@ -277,7 +280,9 @@ def _other_pictures(old: Sequence[Message], new: Sequence[Message]) -> bool:
 
 def _pictures(message: Message) -> list[object]:
     content = message.get("content")
-    return [part for part in content if _is_picture(part)] if isinstance(content, list) else []
+    if isinstance(content, list):
+        return [part for part in content if _is_picture(part)]
+    return []
 
 
 def _blind(message: Message) -> Message:
@@ -429,7 +434,10 @@ def _shorten(old: Side, texts: Texts, block: re.Pattern[str] | None) -> Iterator
         and isinstance(content, str)
         and content in sampled
     ):
-        thought = max((match.end() for match in block.finditer(sampled)), default=0) if block else 0
+        if block:
+            thought = max((match.end() for match in block.finditer(sampled)), default=0)
+        else:
+            thought = 0
         yield (
             "tool_call_reserialised",
             texts.old[: texts.reply_at + max(thought, sampled.find(content) + len(content))],
@@ -449,7 +457,9 @@ def _block(template: ChatTemplate | None) -> re.Pattern[str] | None:
     """Pattern of a block of reasoning in the template's format, even if not closed."""
     marks = (template.reasoning if template is not None else None) or ("<think>", "</think>")
     opening, closing = (re.escape(mark.strip()) for mark in marks)
-    return re.compile(f"{opening}.*?(?:{closing}|\\Z)", re.DOTALL) if opening and closing else None
+    if opening and closing:
+        return re.compile(f"{opening}.*?(?:{closing}|\\Z)", re.DOTALL)
+    return None
 
 
 def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] | None) -> bool:

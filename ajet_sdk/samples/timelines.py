@@ -166,9 +166,10 @@ def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
             and node.begins_with(latest)
         ):
             before = latest
-        hashed = (
-            IdHash(digest_size=DIGEST) if before is None else hashes[before.call.call_id].copy()
-        )
+        if before is None:
+            hashed = IdHash(digest_size=DIGEST)
+        else:
+            hashed = hashes[before.call.call_id].copy()
         parent = ends.longest(node.prompt, limit, hashed, 0 if before is None else before.end)
         if call_id in unplaced:
             node.parent = parent
@@ -286,9 +287,9 @@ def _split(
 def _common_tokens(node: _Node, earlier: _Node) -> int:
     """Length of the common prefix of a prompt and another call's prompt and output."""
     same = common_prefix(node.prompt, earlier.prompt)
-    return (
-        same + common_prefix(node.prompt[same:], earlier.output) if same == earlier.start else same
-    )
+    if same == earlier.start:
+        return same + common_prefix(node.prompt[same:], earlier.output)
+    return same
 
 
 class _History:
@@ -315,7 +316,9 @@ class _History:
         """
         if node.parent is None:
             twin = self._roots[node.prompt.tobytes()]
-            return (self._expected(node), node) if twin is node else (None, node)
+            if twin is node:
+                return (self._expected(node), node)
+            return (None, node)
         assert node.parent.heir is not None
         for late, early in ((node, node.parent.heir), (node.parent.heir, node)):
             wanted = self._extended(late, len(late.side.meanings) - 1)
@@ -324,11 +327,10 @@ class _History:
                 and not late.side.meanings
                 and self._place[id(early)] < self._place[id(late)]
             ):
-                wanted = (
-                    early
-                    if early.start < late.start and _common_tokens(late, early) >= early.start
-                    else None
-                )
+                if early.start < late.start and _common_tokens(late, early) >= early.start:
+                    wanted = early
+                else:
+                    wanted = None
             if wanted is not None and _common_tokens(late, wanted) < wanted.end:
                 return wanted, late
         return None, node
@@ -368,11 +370,9 @@ class _History:
 
 def _messages(call: Call) -> Sequence[Any] | None:
     messages = call.request.get("messages")
-    return (
-        messages
-        if isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages)
-        else None
-    )
+    if isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages):
+        return messages
+    return None
 
 
 def _seen(message: JsonView) -> Message:

@@ -99,7 +99,9 @@ def watch(child: int, limits: Json) -> Json:
                 break
             time.sleep(LOOK_EVERY)
     if limits["folders"]:  # inside a fence: all that is left ends with this process
-        return {"killed": killed} if status is None else {"code": os.waitstatus_to_exitcode(status)}
+        if status is None:
+            return {"killed": killed}
+        return {"code": os.waitstatus_to_exitcode(status)}
     end(child)
     if status is None:
         _, status = os.waitpid(child, 0)

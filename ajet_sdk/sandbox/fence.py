@@ -62,7 +62,9 @@ class Fence:
     def user(self, number: int) -> int:
         """The user of a program: process limits count per user, so concurrent programs get
         different ones."""
-        return _USERS[(os.getpid() * 64 + number) % len(_USERS)] if self.users else 0
+        if self.users:
+            return _USERS[(os.getpid() * 64 + number) % len(_USERS)]
+        return 0
 
     def command(self, disk: int, calls: int, program: int) -> list[str]:
         """The beginning of a command line that runs its rest inside the fence.

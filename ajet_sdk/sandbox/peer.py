@@ -204,7 +204,9 @@ class Peer:
         return [call for call in self.unsettled if call.number > start]
 
     def original(self, value: Any) -> Any:
-        return self.originals[id(value)][1] if id(value) in self.originals else value
+        if id(value) in self.originals:
+            return self.originals[id(value)][1]
+        return value
 
     def identity(self, value: Any) -> Any:
         """What `is` compares in place of a value."""
@@ -217,7 +219,9 @@ class Peer:
         is_end = isinstance(error, StopIteration | StopAsyncIteration)
         if is_end and operation not in ("next", "anext"):
             return RuntimeError(type(error).__name__)  # as it is, it would end a loop in the tests
-        return error if isinstance(error, BaseException) else RuntimeError(str(error))
+        if isinstance(error, BaseException):
+            return error
+        return RuntimeError(str(error))
 
     def answer(self, operation: str, arguments: list[Any]) -> None:
         printed = io.StringIO()

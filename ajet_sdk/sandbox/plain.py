@@ -185,7 +185,10 @@ def _items_of_view(view: Any) -> Iterator[tuple[Any, Any]]:
 def _encode_table(value: Any, refer: Callable[[Any], Any]) -> Any:
     """A data frame or series, if its columns are numbers, text or other plain data."""
     is_frame = type(value).__name__ == "DataFrame"
-    columns = [value.iloc[:, place] for place in range(value.shape[1])] if is_frame else [value]
+    if is_frame:
+        columns = [value.iloc[:, place] for place in range(value.shape[1])]
+    else:
+        columns = [value]
     if any(column.dtype.kind not in "biufcO" for column in columns):
         return refer(value)
     labels = list(value.columns) if is_frame else value.name

@@ -234,7 +234,9 @@ class RemoteRecord(Remote):
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
-            return super().__eq__(other) if not isinstance(other, Remote) else False
+            if not isinstance(other, Remote):
+                return super().__eq__(other)
+            return False
         fields = [field.name for field in dataclasses.fields(self) if field.compare]  # type: ignore[arg-type]
         return all(getattr(self, name) == getattr(other, name) for name in fields)
 

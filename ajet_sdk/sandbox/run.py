@@ -277,17 +277,22 @@ def _ending(reported: list[bytes]) -> tuple[int, str]:
         killed = ending.get("killed", "")
     except (ValueError, RecursionError, AttributeError):
         return -signal.SIGKILL, ""
-    return (
-        (code, killed) if type(code) is int and isinstance(killed, str) else (-signal.SIGKILL, "")
-    )
+    if type(code) is int and isinstance(killed, str):
+        return (code, killed)
+    return (-signal.SIGKILL, "")
 
 
 def _limit(code: int, err: str) -> str:
     """The limit according to the last exception in a program's stderr; other lines may follow."""
     if code == -signal.SIGXCPU:
         return "time"
-    raised = [line for line in err.splitlines() if _EXCEPTION.match(line)] if code else []
-    return next((limit for words, limit in _LIMITED if words in raised[-1]), "") if raised else ""
+    if code:
+        raised = [line for line in err.splitlines() if _EXCEPTION.match(line)]
+    else:
+        raised = []
+    if raised:
+        return next((limit for words, limit in _LIMITED if words in raised[-1]), "")
+    return ""
 
 
 @functools.cache

@@ -326,7 +326,9 @@ def _of_objects(node: ast.Call) -> ast.Call:
 
 def type_of(value: object) -> object:
     """The type of a value; of a program's object, the program's class."""
-    return value._peer.ask("type", value) if isinstance(value, Remote) else type(value)
+    if isinstance(value, Remote):
+        return value._peer.ask("type", value)
+    return type(value)
 
 
 def share_seeds(tests: str, peer: Peer) -> None:

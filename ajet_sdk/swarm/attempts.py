@@ -198,7 +198,10 @@ class Attempts:
             decoding = None
         # seeds are those of a run that samples the same step by itself
         part: object = step if group is not None else "val"
-        position = group.position if group is not None else seed_of(task.task_id) % 2**31
+        if group is not None:
+            position = group.position
+        else:
+            position = seed_of(task.task_id) % 2**31
         seed = config.trainer_common.seed
         attempt = Attempt(
             task=task,
@@ -395,7 +398,10 @@ class Attempts:
         engine = self.settings.engine
         task = end.task or attempt.episode.task
         episode = await self._finish(attempt, output=end.output, metrics=end.metrics, task=task)
-        fault = fault_of_calls(opened, None) if opened.stopped is None else None
+        if opened.stopped is None:
+            fault = fault_of_calls(opened, None)
+        else:
+            fault = None
         if fault is not None:
             episode = episode.model_copy(update=fault.fields)
         else:
@@ -421,7 +427,10 @@ class Attempts:
             cause=abort.cause,
             infrastructure=abort.infrastructure,
         )
-        failed_here = fault_of_calls(attempt.opened, None) if abort.status == "failed" else None
+        if abort.status == "failed":
+            failed_here = fault_of_calls(attempt.opened, None)
+        else:
+            failed_here = None
         if failed_here is not None and failed_here.fields["infrastructure"]:
             # the client saw only the consequence
             cause = failed_here.fields["cause"]

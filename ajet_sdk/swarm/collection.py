@@ -123,7 +123,10 @@ class Collection:
             attempt = await self._await_place(claim, is_gone)
         except BaseException as error:
             self._claims.pop(claim.request_id, None)
-            refusal = error if isinstance(error, Refused) else _again("the claim was not answered")
+            if isinstance(error, Refused):
+                refusal = error
+            else:
+                refusal = _again("the claim was not answered")
             promise.set_exception(refusal)
             promise.exception()  # there may be no duplicate that awaits it
             raise
@@ -249,7 +252,8 @@ class Collection:
                 group = self.pool.find_place(task.task_id, self.kind_of(task))
             else:
                 group = self.pool.find_own_place(self.kind_of)
-                task = group.task if group is not None and group.task is not None else task
+                if group is not None and group.task is not None:
+                    task = group.task
             assert group is not None
             number = self.pool.open(group, episode_id)
             step = self.step
@@ -540,7 +544,9 @@ def _at_its_version(episode: Episode) -> Episode:
     versions = {call.policy_version for call in episode.calls}
     versions |= {call.last_version for call in episode.calls}
     version = versions.pop() if len(versions) == 1 else None
-    return episode if version is None else episode.model_copy(update={"step": version})
+    if version is None:
+        return episode
+    return episode.model_copy(update={"step": version})
 
 
 def _again(message: str) -> Refused:

@@ -138,7 +138,10 @@ def exchange(
             response = yield send
         except httpx.TransportError as error:
             failures += 1
-            cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            if str(error):
+                cause = f"{type(error).__name__}: {error}"
+            else:
+                cause = type(error).__name__
             refused: SwarmError = SwarmUnavailable(
                 f"the swarm's server {server} could not be reached ({cause}); check the URL, and"
                 " that `ajet swarm start` runs there"
@@ -199,7 +202,10 @@ def error_of(fault: Fault, status: int, server: str) -> SwarmError:
 
 
 def _headers(send: Send) -> dict[str, str]:
-    headers = {"content-type": send.content_type} if send.body is not None else {}
+    if send.body is not None:
+        headers = {"content-type": send.content_type}
+    else:
+        headers = {}
     if send.key:
         headers["authorization"] = f"Bearer {send.key}"
     return headers
@@ -261,7 +267,10 @@ class Transport:
         failure: httpx.TransportError | None = None
         while True:
             try:
-                step = steps.send(outcome) if failure is None else steps.throw(failure)
+                if failure is None:
+                    step = steps.send(outcome)
+                else:
+                    step = steps.throw(failure)
             except StopIteration as ended:
                 result: T = ended.value
                 return result
@@ -340,7 +349,10 @@ class AsyncTransport:
         failure: httpx.TransportError | None = None
         while True:
             try:
-                step = steps.send(outcome) if failure is None else steps.throw(failure)
+                if failure is None:
+                    step = steps.send(outcome)
+                else:
+                    step = steps.throw(failure)
             except StopIteration as ended:
                 result: T = ended.value
                 return result

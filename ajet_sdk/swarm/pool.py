@@ -321,7 +321,10 @@ class Pool:
             with_signal = self.complete
             if goal.rule == "signal":
                 with_signal = [group for group in self.complete if has_signal(group.ended)]
-            what = "groups with different rewards" if goal.rule == "signal" else "groups"
+            if goal.rule == "signal":
+                what = "groups with different rewards"
+            else:
+                what = "groups"
             progress = f"{len(with_signal)} of {goal.groups} {what} of {goal.attempts} are complete"
         if working:
             return f"{progress}; {working} episodes are open"

@@ -33,11 +33,10 @@ def rewards_of(end: End) -> tuple[Reward, ...]:
         return (Reward(value=reward),)
     rewards = []
     for number, item in enumerate(reward):
-        named = (
-            item.model_dump()
-            if isinstance(item, RewardItem)
-            else {"name": f"reward.{number}", "value": item}
-        )
+        if isinstance(item, RewardItem):
+            named = item.model_dump()
+        else:
+            named = {"name": f"reward.{number}", "value": item}
         rewards.append(Reward.model_validate(named))
     return tuple(rewards)
 

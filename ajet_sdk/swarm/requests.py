@@ -51,7 +51,10 @@ class Requests:
     ) -> Exchange[Claimed]:
         """Claim an episode. It is asked for again with the same `request_id` until there is a
         place, for at most `wait` seconds (None: without a limit)."""
-        limit = self.patience if patience is None else min(patience, self.patience)
+        if patience is None:
+            limit = self.patience
+        else:
+            limit = min(patience, self.patience)
         if wait is not None:
             claim = claim.model_copy(update={"wait": min(claim.wait, max(wait, 0.0))})
         send = self._send("POST", "episodes", claim, wait=claim.wait)
@@ -120,7 +123,10 @@ class Requests:
     def _ask(
         self, send: Send, kind: type[ReplyModel], patience: float | None = None
     ) -> Exchange[ReplyModel]:
-        limit = self.patience if patience is None else min(patience, self.patience)
+        if patience is None:
+            limit = self.patience
+        else:
+            limit = min(patience, self.patience)
         response = yield from exchange(self.server, send, limit, notices=self.notices)
         return self._read(response, kind)
 

@@ -282,7 +282,10 @@ def reached_at(request: Request, default: str) -> str:
     if not host:
         return default
     forwarded = request.headers.get("x-forwarded-proto", "")
-    scheme = forwarded if forwarded in ("http", "https") else request.url.scheme
+    if forwarded in ("http", "https"):
+        scheme = forwarded
+    else:
+        scheme = request.url.scheme
     return f"{scheme}://{host}"
 
 
@@ -327,5 +330,8 @@ def reply(message: BaseModel, status: int = 200) -> Response:
 def refusal(status: int, code: str, message: str, retry_after: float | None = None) -> Response:
     """The response to a request that is refused."""
     body = Refusal(error=Fault(code=code, message=message, retry_after=retry_after))
-    headers = {} if retry_after is None else {"retry-after": f"{max(1, round(retry_after))}"}
+    if retry_after is None:
+        headers = {}
+    else:
+        headers = {"retry-after": f"{max(1, round(retry_after))}"}
     return JSONResponse(body.model_dump(), status, headers)

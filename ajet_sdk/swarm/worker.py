@@ -151,7 +151,10 @@ class Worker:
 
     async def _make(self, piece: Piece) -> None:
         """Make an attempt, and again after a fault of the infrastructure."""
-        remaining = self._work.config.rollout.max_retries if piece.task is not None else 0
+        if piece.task is not None:
+            remaining = self._work.config.rollout.max_retries
+        else:
+            remaining = 0
         while True:
             claimed = await self._claim(piece)
             if claimed is None:

@@ -99,11 +99,9 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 
 def _with_columns(row: Row, columns: dict[str, object]) -> Row:
-    return (
-        replace(row, values={**columns, **row.values})
-        if columns and isinstance(row.values, dict)
-        else row
-    )
+    if columns and isinstance(row.values, dict):
+        return replace(row, values={**columns, **row.values})
+    return row
 
 
 def _table_rows(file: Path) -> Iterator[Row]:
@@ -111,7 +109,10 @@ def _table_rows(file: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        batches = pq.ParquetFile(file).iter_batches() if file.suffix == ".parquet" else _arrow(file)
+        if file.suffix == ".parquet":
+            batches = pq.ParquetFile(file).iter_batches()
+        else:
+            batches = _arrow(file)
         number = 0
         for batch in batches:
             decode = decoder(batch.schema)

@@ -79,7 +79,10 @@ class _Bounded(io.RawIOBase):
                     )
                 part = whole[: max(0, LONGEST - self._size)] + whole[first:]
                 view[: len(part)] = part
-            self._size = count - whole.rfind(b"\n") - 1 if lines else self._size + count
+            if lines:
+                self._size = count - whole.rfind(b"\n") - 1
+            else:
+                self._size = self._size + count
             self._line += lines
             if part:
                 return len(part)
@@ -123,7 +126,10 @@ def scan(file: BinaryIO, name: str, *, strict: bool = False) -> Iterator[Row]:
             raise TaskError(
                 f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)"
             )
-        line = raw.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else raw.strip()
+        if number == 1:
+            line = raw.removeprefix(b"\xef\xbb\xbf").strip()
+        else:
+            line = raw.strip()
         if not line:
             continue
         row = _parse(line, f"{name} line {number}", number, strict)

@@ -37,7 +37,10 @@ _IDENTIFIED = ("row", "task", "question", "problem", "sample", "example", "item"
 def splits_of(values: Mapping[str, object]) -> frozenset[str]:
     """The splits of a row's sources: `train`, `val`, `trial`; empty if unknown."""
     provenance = values.get("provenance")
-    named = provenance.get("splits") if isinstance(provenance, Mapping) else None
+    if isinstance(provenance, Mapping):
+        named = provenance.get("splits")
+    else:
+        named = None
     named = [values.get("split")] if not isinstance(named, list) else named
     return frozenset(_NAMES[name] for name in named if isinstance(name, str) and name in _NAMES)
 
@@ -62,11 +65,9 @@ def roots_of(values: Mapping[str, object]) -> frozenset[str]:
 def _ids_in(values: Mapping[str, object], name: str) -> frozenset[str]:
     provenance = values.get("provenance")
     ids = provenance.get(name) if isinstance(provenance, Mapping) else None
-    return (
-        frozenset(item for item in ids if isinstance(item, str))
-        if isinstance(ids, list)
-        else frozenset()
-    )
+    if isinstance(ids, list):
+        return frozenset(item for item in ids if isinstance(item, str))
+    return frozenset()
 
 
 @dataclass(frozen=True)

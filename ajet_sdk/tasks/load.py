@@ -147,7 +147,10 @@ def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     service = config.task_reader.env_service
 
     def rows(split: str | None) -> Iterator[Row]:
-        ids = task_ids(service.env_url, service.env_type, split) if split else []
+        if split:
+            ids = task_ids(service.env_url, service.env_type, split)
+        else:
+            ids = []
         for number, task in enumerate(ids, 1):
             yield Row(
                 f"{split} task {number} of {service.env_type}",
@@ -262,11 +265,9 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
 
 
 def _how(task: Task, same: Task) -> str:
-    return (
-        "is a validation task"
-        if task.task_id == same.task_id
-        else "asks what a validation task asks"
-    )
+    if task.task_id == same.task_id:
+        return "is a validation task"
+    return "asks what a validation task asks"
 
 
 def _warn_of_near_copies(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:

@@ -175,7 +175,9 @@ def answer_of(values: Mapping[str, object]) -> Any:
     if answer is not None:
         return answer
     reply = reply_of(values)
-    return None if reply is None else text_of_message(reply.messages[-1]) or None
+    if reply is None:
+        return None
+    return text_of_message(reply.messages[-1]) or None
 
 
 def truth_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Any:
@@ -309,7 +311,10 @@ class _Reader:
         else:
             questions = self._texts(QUESTIONS)
             questions += self._inputs(questions)
-        last = fold(text_of_message(self.messages[-1])) if self.messages else ""
+        if self.messages:
+            last = fold(text_of_message(self.messages[-1]))
+        else:
+            last = ""
         questions = [text for text in questions if fold(text) not in last]
         prose = distinct([*before, *questions], [chat] if chat else [])
         before = [text for text in before if text in prose]

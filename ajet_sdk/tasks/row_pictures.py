@@ -30,7 +30,10 @@ def images_of(row: Mapping[str, object]) -> list[object]:
         if isinstance(value, str) and value.startswith("["):
             value = json.loads(value)
         if value is not None:
-            values = list(value) if isinstance(value, list | tuple) else [value]
+            if isinstance(value, list | tuple):
+                values = list(value)
+            else:
+                values = [value]
             return [item for item in values if _is_picture(item)]
     return []
 
@@ -49,7 +52,10 @@ def pictures_of(row: Mapping[str, object], directory: Path | None) -> tuple[list
     values = images_of(row)
     for messages in row.values():
         for message in messages if isinstance(messages, list) else ():
-            content = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(message, Mapping):
+                content = message.get("content")
+            else:
+                content = None
             for part in content if isinstance(content, list) else ():
                 value = _value_of(part)
                 if value is not None:
@@ -124,7 +130,10 @@ class RowPictures:
         for place, message in enumerate(result):
             if message.get("role") == "user":
                 content = message.get("content")
-                text = content if isinstance(content, list) else [_text(str(content or ""))]
+                if isinstance(content, list):
+                    text = content
+                else:
+                    text = [_text(str(content or ""))]
                 result[place] = {**message, "content": [*pictures, *text]}
                 return result
         raise TaskError(f"{self._where} has pictures, but no user message to put them into")

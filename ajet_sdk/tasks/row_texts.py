@@ -118,9 +118,9 @@ def _text_of_choice(item: object) -> str:
 
 
 def encoded(value: object) -> str:
-    return (
-        "" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
-    )
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def number_of(value: object) -> str:

@@ -143,7 +143,9 @@ def _plain(value: object) -> object:
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)
 
 
 KEY = b"ajet.encoding"
@@ -201,14 +203,15 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
         if columns := dict(part.split("=", 1) for part in above if "=" in part):
             name = columns.get("split") or (name if name in SPLITS else "train")
         if inside and inside[0] != "data":
-            name = (
-                f"{inside[0]}/{name}" if name in SPLITS and inside[0] not in SPLITS else inside[0]
-            )
+            if name in SPLITS and inside[0] not in SPLITS:
+                name = f"{inside[0]}/{name}"
+            else:
+                name = inside[0]
         known.setdefault(name, []).append(file)
     alone = len({name.partition("/")[0] for name in known}) == 1
-    return (
-        {name.partition("/")[2] or name: some for name, some in known.items()} if alone else known
-    )
+    if alone:
+        return {name.partition("/")[2] or name: some for name, some in known.items()}
+    return known
 
 
 def partitions(folder: Path, files: Iterable[Path]) -> dict[Path, dict[str, object]]:

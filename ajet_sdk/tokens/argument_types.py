@@ -96,7 +96,10 @@ class ArgumentTypes:
         others: list[JsonView] = []
         for schema in self._alternatives(self._root, 0):
             properties = schema.get("properties")
-            declared = properties.get(key) if isinstance(properties, Mapping) else None
+            if isinstance(properties, Mapping):
+                declared = properties.get(key)
+            else:
+                declared = None
             other = schema.get("additionalProperties")
             if isinstance(declared, Mapping):
                 found.append(declared)
@@ -123,7 +126,8 @@ class ArgumentTypes:
         found: object = self._root
         for name in reference[1:].strip("/").split("/"):
             unescaped = name.replace("~1", "/").replace("~0", "~")
-            found = found.get(unescaped) if name and isinstance(found, Mapping) else found
+            if name and isinstance(found, Mapping):
+                found = found.get(unescaped)
         return found
 
     def _types(self, schema: JsonView) -> Iterator[str]:
@@ -166,7 +170,9 @@ def json_or_literal(text: str) -> object:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    return value if isinstance(value, dict | list | bool | int | float | None) else text
+    if isinstance(value, dict | list | bool | int | float | None):
+        return value
+    return text
 
 
 def _string_or(text: str, types: set[str]) -> object:

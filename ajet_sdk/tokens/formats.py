@@ -113,11 +113,10 @@ class CallFormat:
                 return None
             items.append(item)
             at = item.end
-            following = (
-                re.compile(_loose(self.separator)).match(text, at)
-                if self.separator.strip()
-                else None
-            )
+            if self.separator.strip():
+                following = re.compile(_loose(self.separator)).match(text, at)
+            else:
+                following = None
             if (
                 following is None
                 and not self.separator.strip()
@@ -174,7 +173,10 @@ class CallFormat:
         both = zip(self.separator.strip(), self.close.strip(), strict=False)
         alike = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], both))
         mark = alike[: max(alike.rfind(">"), alike.rfind("]")) + 1]
-        end = re.compile(r"\s*" + _loose(mark, inner=True)).match(text, item.end) if mark else None
+        if mark:
+            end = re.compile(r"\s*" + _loose(mark, inner=True)).match(text, item.end)
+        else:
+            end = None
         return item.end if end is None else end.end()
 
     def _item(self, text: str, at: int, tools: Tools, written: str | None) -> _Item | None:
@@ -194,7 +196,9 @@ class CallFormat:
         value, end = parsed
         if head is None:
             call = named(value)
-            return None if call is None else _Item(call[0], call[1], end, call[2])
+            if call is None:
+                return None
+            return _Item(call[0], call[1], end, call[2])
         if not isinstance(value, dict):
             return None
         name = head.group(1)
@@ -358,14 +362,18 @@ learnt."""
 def _distinct(ids: Sequence[str | None]) -> tuple[str | None, ...]:
     """The ids, or None for each if two are equal."""
     known = [i for i in ids if i]
-    return tuple(i or None for i in ids) if len(set(known)) == len(known) else (None,) * len(ids)
+    if len(set(known)) == len(known):
+        return tuple(i or None for i in ids)
+    return (None,) * len(ids)
 
 
 def json_at(text: str, at: int) -> tuple[object, int] | None:
     """Parses the JSON object at a position, after blanks; also returns its end."""
     begin = _BRACE.match(text, at)
     try:
-        return None if begin is None else _decoder.raw_decode(text, begin.end())
+        if begin is None:
+            return None
+        return _decoder.raw_decode(text, begin.end())
     except (ValueError, RecursionError):
         return None
 
@@ -375,10 +383,12 @@ def named(value: object) -> tuple[str, JsonView, str | None] | None:
     if not isinstance(value, dict):
         return None
     written = value.get("id")
-    value = value["function"] if isinstance(value.get("function"), dict) else value
-    name = next((value[key] for key in ("name", "tool_name", "function") if key in value), None)
+    call = value.get("function")
+    if not isinstance(call, dict):
+        call = value
+    name = next((call[key] for key in ("name", "tool_name", "function") if key in call), None)
     arguments = next(
-        (value[key] for key in ("arguments", "parameters", "args") if key in value), None
+        (call[key] for key in ("arguments", "parameters", "args") if key in call), None
     )
     if isinstance(arguments, str):
         try:
@@ -442,7 +452,10 @@ def _pair(marks: Pairs, ends: str) -> re.Pattern[str]:
         return _loose(mark.rstrip(), inner=True) + (r"\n?" if mark.endswith("\n") else "")
 
     raw = f"(?P<raw>{assign(marks.assign)})"
-    either = f"(?:{raw}|{assign(marks.assign_json)})" if marks.assign_json else raw
+    if marks.assign_json:
+        either = f"(?:{raw}|{assign(marks.assign_json)})"
+    else:
+        either = raw
     return re.compile(
         _loose(marks.key_open)
         + r"(?P<key>[^<>\n]+?)\s*"

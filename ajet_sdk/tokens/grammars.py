@@ -126,7 +126,10 @@ def allowed_tools(choice: object, tools: Sequence[JsonView]) -> list[JsonView]:
     known = {tool["function"].get("name"): tool for tool in tools}
     allowed = []
     for entry in named:
-        name = (entry.get("function") or entry).get("name") if isinstance(entry, Mapping) else None
+        if isinstance(entry, Mapping):
+            name = (entry.get("function") or entry).get("name")
+        else:
+            name = None
         if name not in known:
             raise RequestRefused(
                 f"tool_choice names {name!r}, but tools has"
@@ -259,7 +262,10 @@ def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
         return (
             f"{text.literal(name + '(')} {_keywords(text, schema, parameter)} {text.literal(')')}"
         )
-    example = NAME + frame.middle + _ARGUMENTS if frame.middle is not None else frame.item
+    if frame.middle is not None:
+        example = NAME + frame.middle + _ARGUMENTS
+    else:
+        example = frame.item
     shown = re.search(rf'\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}', example)
     if shown is None:
         example = json.dumps({"name": NAME, "arguments": {}}).replace("{}", _ARGUMENTS)
@@ -296,7 +302,10 @@ def _pairs(text: _Text, marks: Pairs, schema: JsonView, parameter: str) -> str:
         plain = kind.get("type") == "string" or (
             named and all(isinstance(item, str) for item in named)
         )
-        assign = marks.assign if plain or not marks.assign_json else marks.assign_json
+        if plain or not marks.assign_json:
+            assign = marks.assign
+        else:
+            assign = marks.assign_json
         if plain and named:
             value = (
                 f"({' | '.join(text.literal(str(item)) for item in named)}) {text.literal(close)}"
@@ -385,11 +394,9 @@ class _Text:
         return name
 
     def _special(self, text: str) -> list[int]:
-        return (
-            [i for i in self._tokenizer.encode(text) if self._tokenizer.is_special(i)]
-            if text
-            else []
-        )
+        if text:
+            return [i for i in self._tokenizer.encode(text) if self._tokenizer.is_special(i)]
+        return []
 
 
 def _quoted(text: str) -> str:

@@ -86,11 +86,16 @@ def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
         calls = message.get("tool_calls")
         if calls:
             blocks = [f"<tool_call>\n{_call(call)}\n</tool_call>" for call in calls]
-            content = [message["content"], "\n"] if message.get("content") else []
+            if message.get("content"):
+                content = [message["content"], "\n"]
+            else:
+                content = []
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = _joined(*content, "\n".join(blocks))
         written.append(message)
-    return [*written, {"role": "user", "content": _joined(*results)}] if results else written
+    if results:
+        return [*written, {"role": "user", "content": _joined(*results)}]
+    return written
 
 
 def _joined(*contents: object) -> object:

@@ -33,7 +33,9 @@ def exact_bytes(token: str, alphabet: Mapping[str, int] | None) -> bytes:
     fallback."""
     if alphabet is not None:
         known = [alphabet.get(letter) for letter in token]
-        return token.encode() if None in known else bytes(b for b in known if b is not None)
+        if None in known:
+            return token.encode()
+        return bytes(b for b in known if b is not None)
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()  # SentencePiece's letter for a space
@@ -67,11 +69,10 @@ class HFTokenizer:
         self, tokenizer: PreTrainedTokenizerBase | str | Path, *, trust_remote_code: bool = False
     ) -> None:
         path = str(tokenizer) if isinstance(tokenizer, str | Path) else None
-        self.hf = (
-            _load(str(tokenizer), trust_remote_code)
-            if isinstance(tokenizer, str | Path)
-            else tokenizer
-        )
+        if isinstance(tokenizer, str | Path):
+            self.hf = _load(str(tokenizer), trust_remote_code)
+        else:
+            self.hf = tokenizer
         template = self.hf.chat_template
         self.chat_template: str | None = (
             template.get("default") if isinstance(template, dict) else template
@@ -90,7 +91,10 @@ class HFTokenizer:
         self._added = {i: str(token) for i, token in self.hf.added_tokens_decoder.items()}
         self._bytes: list[bytes | None] = [None] * len(self.hf)
         self.eos_ids: frozenset[int] = frozenset(self._turn_ends(path))
-        self.pictures = None if path is None else picture_processor(path, self.decode)
+        if path is None:
+            self.pictures = None
+        else:
+            self.pictures = picture_processor(path, self.decode)
 
     def __len__(self) -> int:
         return len(self.hf)

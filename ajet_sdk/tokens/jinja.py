@@ -97,7 +97,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
         if kind is dict and attribute not in _OF_EVERY_DICT:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
         if kind is LoopContext and attribute in _OF_A_LOOP:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)

@@ -38,11 +38,9 @@ class CutPoints:
 
     def split(self, text: str) -> list[str]:
         """Splits a text at known cuts."""
-        return (
-            [text]
-            if self._before is None
-            else [piece for piece in self._before.split(text) if piece]
-        )
+        if self._before is None:
+            return [text]
+        return [piece for piece in self._before.split(text) if piece]
 
     def _learn(self, token_id: int) -> None:
         self._known.add(token_id)
@@ -83,11 +81,10 @@ class PieceEncoder:
     def encode(self, text: str) -> list[int]:
         """Encodes a text; the ids equal those of the tokenizer."""
         pieces = self._cuts.split(text)
-        ids = (
-            self._tokenizer.encode(text)
-            if len(pieces) == 1
-            else [i for piece in pieces for i in self._piece(piece)]
-        )
+        if len(pieces) == 1:
+            ids = self._tokenizer.encode(text)
+        else:
+            ids = [i for piece in pieces for i in self._piece(piece)]
         self._cuts.learn(ids)
         return ids
 

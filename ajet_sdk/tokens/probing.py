@@ -84,9 +84,10 @@ class _Probe:
         plain = plain or template.reply_text({"role": "assistant", "content": TEXT})
         before, _, self._ending = plain.partition(TEXT) if TEXT in plain else ("", "", "")
         self.preamble = self._without_reasoning(before)
-        self.postamble = (
-            self._until_end(self._ending) if any(end in self._ending for end in ends) else ""
-        )
+        if any(end in self._ending for end in ends):
+            self.postamble = self._until_end(self._ending)
+        else:
+            self.postamble = ""
         self.postamble = self.postamble if self.postamble.strip() else ""
 
     def _until_end(self, text: str) -> str:
@@ -94,7 +95,9 @@ class _Probe:
         places = [at for end in self._ends if (at := text.find(end)) >= 0]
         text = text[: min(places)] if places else text
         ending = self._ending.rstrip()
-        return text if places or not ending else text.rstrip().removesuffix(ending)
+        if places or not ending:
+            return text
+        return text.rstrip().removesuffix(ending)
 
     def _without_reasoning(self, text: str) -> str:
         """Removes an empty block of reasoning from a text."""
@@ -132,15 +135,16 @@ class _Probe:
         )
         if call_format is None:
             return tuple(form for forms in PARSERS.values() for form in forms)
-        return (
-            (call_format,)
-            if call_format.open.strip()
-            else (call_format, *PARSERS["llama3_json"][:1])
-        )
+        if call_format.open.strip():
+            return (call_format,)
+        return (call_format, *PARSERS["llama3_json"][:1])
 
     def reasoning(self, calls: Sequence[CallFormat]) -> tuple[tuple[str, str], ...]:
         """The marks around reasoning before content, and before calls if different."""
-        pairs = [self._template.reasoning] if self._template.reasoning is not None else []
+        if self._template.reasoning is not None:
+            pairs = [self._template.reasoning]
+        else:
+            pairs = []
         pairs = [(self._opening(before, mark), mark) for before, mark in pairs]
         text = self._reply([(NAME, {KEY: VALUE})], reasoning_content=REASON, thinking=REASON)
         before, _, after = text.partition(REASON)
@@ -168,7 +172,9 @@ class _Probe:
         marks: list[str] = re.findall(r"(<[^<>\s]+>)\s*(?=<|$)", head[-200:])
         while marks and marks[-1] == closing.strip():
             marks.pop()
-        return marks[-1] if marks and head.rstrip().endswith((marks[-1], closing.strip())) else ""
+        if marks and head.rstrip().endswith((marks[-1], closing.strip())):
+            return marks[-1]
+        return ""
 
     def _of_json(self, single: str, double: str) -> CallFormat | None:
         first = _json_item(single, NAME)
@@ -214,11 +220,10 @@ class _Probe:
             head[:at], key_open, assign, value_close, assign_json if assign_json != assign else ""
         )
         remaining = _behind(single.partition(VALUE)[2], value_close)
-        separator = (
-            _behind(double.partition(VALUE)[2].partition(OTHER)[0], value_close)
-            if OTHER in double
-            else ""
-        )
+        if OTHER in double:
+            separator = _behind(double.partition(VALUE)[2].partition(OTHER)[0], value_close)
+        else:
+            separator = ""
         if remaining is None or separator is None:
             return None
         return self._format(

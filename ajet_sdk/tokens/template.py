@@ -165,11 +165,9 @@ def _valued(value: object) -> object:
         return {key: _valued(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_valued(item) for item in value]
-    return (
-        int(value)
-        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
-        else value
-    )
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    return value
 
 
 def same_reply(a: Mapping[str, object], b: Mapping[str, object]) -> bool:

@@ -29,7 +29,10 @@ def distinct(files: Iterable[Path]) -> list[Path]:
             directory not in places
         ):  # once per directory, since resolving checks every step of a path
             places[directory] = os.path.realpath(directory)
-        path = os.path.realpath(file) if file.is_symlink() else f"{places[directory]}/{file.name}"
+        if file.is_symlink():
+            path = os.path.realpath(file)
+        else:
+            path = f"{places[directory]}/{file.name}"
         by_path[path] = file
     return list(by_path.values())
 

@@ -68,7 +68,10 @@ def digests_of(table: str, rows: pa.Table | pa.RecordBatch) -> list[int]:
 
 
 def _as_bytes(column: pa.Array | pa.ChunkedArray) -> list[bytes | None]:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(column, pa.ChunkedArray):
+        array = column.combine_chunks()
+    else:
+        array = column
     if array.null_count == len(array):
         return [None] * len(array)
     if pa.types.is_list(array.type):

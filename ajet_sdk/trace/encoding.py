@@ -81,7 +81,10 @@ def size_of(record: Record) -> int:
     messages = record.request.get("messages")
     if isinstance(messages, list):
         for place, message in enumerate(messages):
-            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(message, dict):
+                content = message.get("content")
+            else:
+                content = None
             if isinstance(content, str):
                 size += len(content)
             elif isinstance(content, list) and place >= record.prefix_messages:
@@ -208,7 +211,10 @@ def _episode(episode: Episode, _: StoredCalls, pictures: Replacing) -> list[tupl
 def _call(call: Call, stored: StoredCalls, pictures: Replacing) -> list[tuple[str, Row]]:
     row = _plain(call)
     request = dict(call.request)
-    raw = request.pop("messages") if isinstance(request.get("messages"), list) else None
+    if isinstance(request.get("messages"), list):
+        raw = request.pop("messages")
+    else:
+        raw = None
     row |= {
         "request": _request(request, pictures, cached=raw is not None),
         "response": _referring(scrub(call.response), pictures),
@@ -216,7 +222,10 @@ def _call(call: Call, stored: StoredCalls, pictures: Replacing) -> list[tuple[st
         "output_ids": call.output_ids,
         "logprobs": call.logprobs,
     }
-    parent = call.parent_call_id if stored.has(call.episode_id, call.parent_call_id) else None
+    if stored.has(call.episode_id, call.parent_call_id):
+        parent = call.parent_call_id
+    else:
+        parent = None
     ids, messages = (0, 0) if parent is None else (call.prefix_len, call.prefix_messages)
     row |= {
         "parent_call_id": parent,

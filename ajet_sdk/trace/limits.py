@@ -72,7 +72,10 @@ class Limits:
                     kind = "age"
                     limit = age(str(text), name)
             except (ConfigError, OverflowError):
-                takes = '"30d", "2GB" or "100 files"' if files else '"30d" or "2GB"'
+                if files:
+                    takes = '"30d", "2GB" or "100 files"'
+                else:
+                    takes = '"30d" or "2GB"'
                 raise ConfigError(
                     f"{name} takes {takes}, or a list of them (got {text!r})"
                 ) from None

@@ -64,7 +64,10 @@ def references(table: str, id: str, *, source: str = "", where: str = "true") ->
         is_list = column == "pictures"
         pattern = '"([0-9a-f]{64})"' if is_list else _IN_JSON
         text = f"{column}::VARCHAR"
-        has = f"{text} IS NOT NULL" if is_list else f"contains({text}, '{PREFIX}')"
+        if is_list:
+            has = f"{text} IS NOT NULL"
+        else:
+            has = f"contains({text}, '{PREFIX}')"
         selects.append(
             f"SELECT {id} AS id, unnest(regexp_extract_all({text}, '{pattern}', 1)) AS digest"
             f" FROM {source}{table} WHERE {has} AND {where}"
@@ -200,7 +203,10 @@ def resolved(value: _T, pictures: Mapping[str, Picture]) -> _T:
             return spelling(picture.data).decode()
         url = urls.get(value)
         if url is None:
-            head = f"data:{picture.media_type};base64" if match[2] is None else match[2][1:]
+            if match[2] is None:
+                head = f"data:{picture.media_type};base64"
+            else:
+                head = match[2][1:]
             url = urls[value] = f"{head},{base64.b64encode(picture.data).decode()}"
             remember_line(url, picture.line)
         return url

@@ -236,7 +236,9 @@ def values_of(column: pa.ChunkedArray) -> list[object]:
         values: list[object] = column.to_pylist()
     except (OverflowError, ValueError):  # a time out of the range of Python's types
         values = _with_times_as_text(column).to_pylist()
-    return [_plain(value) for value in values] if "decimal" in kind or "map" in kind else values
+    if "decimal" in kind or "map" in kind:
+        return [_plain(value) for value in values]
+    return values
 
 
 def _with_times_as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -257,9 +259,7 @@ def _plain(value: object) -> object:
         return value
     if value and all(isinstance(item, tuple) for item in value):
         pairs = [(_plain(key), _plain(item)) for key, item in value]
-        return (
-            dict(pairs)
-            if all(isinstance(key, str) for key, _ in pairs)
-            else [list(pair) for pair in pairs]
-        )
+        if all(isinstance(key, str) for key, _ in pairs):
+            return dict(pairs)
+        return [list(pair) for pair in pairs]
     return [_plain(item) for item in value]

@@ -345,7 +345,10 @@ def episodes(
             values.append(value)
     named = list(episode_ids or ())
     few = 0 < len(named) <= _FEW  # as literals, so that only their rows are read of live files
-    marks = ", ".join("?" * len(named)) if few else "SELECT unnest(?::VARCHAR[])"
+    if few:
+        marks = ", ".join("?" * len(named))
+    else:
+        marks = "SELECT unnest(?::VARCHAR[])"
     if episode_ids is not None:
         conditions.append(f"episode_id IN ({marks})")
         values += named if few else [named]
@@ -531,9 +534,10 @@ def rebuild(
         at: str | None = call.call_id
         while at is not None and at not in whole:
             if at in chain or at not in stored:
-                wrong = (
-                    "refers to itself" if at in chain else f"refers to call {at}, which is missing"
-                )
+                if at in chain:
+                    wrong = "refers to itself"
+                else:
+                    wrong = f"refers to call {at}, which is missing"
                 raise TraceError(
                     f"the prompt of call {call.call_id} cannot be reconstructed: its chain of"
                     f" earlier calls {wrong}; `ajet trace check` lists what is damaged"

@@ -106,9 +106,10 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         close_at_exit: bool = True,
     ) -> None:
         path = Path(path).absolute()  # a workflow may change the working directory
-        self.path = (
-            path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
-        )
+        if path.is_dir() or not path.suffix:
+            self.path = path / f"trace-{uuid4().hex[:12]}.duckdb"
+        else:
+            self.path = path
         self._raises = on_error == "raise"
         self._interval = flush_ms / 1000
         self._rows = flush_rows
@@ -121,12 +122,13 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         self._urgent = False
         self._closing = False
         self._warned = False
-        self._else_kept = (
-            "and in a journal beside the file, if that can be written; who opens the file next"
-            " takes it over"
-            if survives
-            else "and are lost if the process ends before this does"
-        )
+        if survives:
+            self._else_kept = (
+                "and in a journal beside the file, if that can be written; who opens the file next"
+                " takes it over"
+            )
+        else:
+            self._else_kept = "and are lost if the process ends before this does"
         self._failure: TraceError | None = None
         self._stored = StoredCalls(StoredPictures(self._picture))
         self._taken: list[Record | _Order] = []
@@ -201,7 +203,10 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             while self._written < target:
                 self._urgent = True
                 self._changed.notify_all()
-                remaining = None if deadline is None else deadline - time.monotonic()
+                if deadline is None:
+                    remaining = None
+                else:
+                    remaining = deadline - time.monotonic()
                 if (
                     self._failure
                     or not self._thread.is_alive()

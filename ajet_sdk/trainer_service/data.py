@@ -106,11 +106,10 @@ def read_batch(message: Any, tokenizer: Tokenizer) -> Batch:
     batch = Batch(message.loss_fn, {**LOSSES[message.loss_fn], **settings}, [], [], [], [])
     for index, datum in enumerate(message.data):
         given = _model_input(datum, index, tokenizer)
-        allowed = (
-            {"target_tokens", "weights"}
-            if imitates
-            else {"target_tokens", "logprobs", "advantages"}
-        )
+        if imitates:
+            allowed = {"target_tokens", "weights"}
+        else:
+            allowed = {"target_tokens", "logprobs", "advantages"}
         if unknown := set(datum.loss_fn_inputs) - allowed:
             raise RequestRefused(
                 f"datum {index}: {message.loss_fn} takes no input {sorted(unknown)[0]!r}; it takes "
@@ -121,11 +120,10 @@ def read_batch(message: Any, tokenizer: Tokenizer) -> Batch:
         batch.targets.append(_input(datum, "target_tokens", index, size).astype(np.int64))
         if imitates:
             weights = np.ones(size, np.float32)
-            shares = (
-                _input(datum, "weights", index, size)
-                if "weights" in datum.loss_fn_inputs
-                else weights
-            )
+            if "weights" in datum.loss_fn_inputs:
+                shares = _input(datum, "weights", index, size)
+            else:
+                shares = weights
             batch.sampled.append(np.zeros(size, np.float32))
         else:
             shares = _input(datum, "advantages", index, size)

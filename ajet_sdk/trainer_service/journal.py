@@ -102,7 +102,9 @@ class Journal:
         row = self._connection.execute(
             "SELECT kind, body FROM requests WHERE policy_id = ? AND seq = ?", (policy_id, seq)
         ).fetchone()
-        return None if row is None else Entry(policy_id, seq, row[0], row[1] or b"")
+        if row is None:
+            return None
+        return Entry(policy_id, seq, row[0], row[1] or b"")
 
     def unapplied(self, policy_id: str, applied: int) -> list[tuple[Entry, bool]]:
         """Requests after `applied`, in order, and whether each has a reply."""
@@ -138,4 +140,6 @@ class Journal:
         row = self._connection.execute(
             "SELECT reply, media FROM requests WHERE policy_id = ? AND seq = ?", (policy_id, seq)
         ).fetchone()
-        return None if row is None or row[0] is None else Reply(bytes(row[0]), str(row[1]))
+        if row is None or row[0] is None:
+            return None
+        return Reply(bytes(row[0]), str(row[1]))

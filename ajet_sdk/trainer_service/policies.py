@@ -420,7 +420,10 @@ class Checkpoints:
         name = body.get("path")
         session = body.get("sampling_session_seq_id")
         if name is None:
-            name = f"step-{body['seq_id']}" if session is None else str(session)
+            if session is None:
+                name = f"step-{body['seq_id']}"
+            else:
+                name = str(session)
         if not _NAME.fullmatch(name):
             raise RequestRefused(
                 f"{name!r} is no name of a checkpoint: use letters, digits, '.', '_' and '-'",
@@ -454,7 +457,9 @@ class Checkpoints:
     def place(self, path: str) -> Path:
         """The directory that a tinker:// path names, be it there or not."""
         parts = _PATH.fullmatch(path)
-        return self.directory(parts[1]) / parts[2] / parts[3] if parts else self.state / "none"
+        if parts:
+            return self.directory(parts[1]) / parts[2] / parts[3]
+        return self.state / "none"
 
     def find(self, path: str) -> Path:
         """The directory of an existing path. Raises CheckpointError."""

@@ -205,11 +205,10 @@ class _Routes:
         if reply is not None:
             return Response(reply.body, media_type=reply.media)
         waits = self.service.holds_up(promise)
-        state = (
-            {"queue_state": "paused_capacity", "queue_state_reason": waits}
-            if waits
-            else {"queue_state": "active"}
-        )
+        if waits:
+            state = {"queue_state": "paused_capacity", "queue_state_reason": waits}
+        else:
+            state = {"queue_state": "active"}
         return JSONResponse({"type": "try_again", "request_id": promise, **state}, 408)
 
     # Sampling

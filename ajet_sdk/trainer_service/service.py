@@ -384,7 +384,9 @@ class Service:
 
     def policies(self, policy_id: str | None = None) -> list[str]:
         """Ids of all policies, oldest first, or only `policy_id`. Raises Unknown."""
-        return list(self._runs) if policy_id is None else [self._run(policy_id).policy_id]
+        if policy_id is None:
+            return list(self._runs)
+        return [self._run(policy_id).policy_id]
 
 
 def _sampler_id(session_id: str, number: int, path: str | None) -> str:

@@ -72,9 +72,11 @@ class ClusterRun:
         self.total = total
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
-        self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
+        self.traces = job.directory.resolve()
         """The directory of the nodes' trace files: in the checkpoint store, if configured, as every
         node reaches it."""
+        if base:
+            self.traces = self.store / job.run_id / "traces"
 
     async def place(self, kind: type[P], *, lora: bool = False, **more: object) -> P:
         """The run's paths, model and learning rate (the default for an adapter with `lora`). A

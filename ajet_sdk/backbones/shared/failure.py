@@ -40,7 +40,9 @@ class Failure:
         process += f", process {self.pid}" if self.pid is not None else ""
         log = self._log()
         details = [part for part in (process.strip(" ,"), f"log: {log}" if log else "") if part]
-        return f"{self.cause} ({'; '.join(details)})" if details else self.cause
+        if details:
+            return f"{self.cause} ({'; '.join(details)})"
+        return self.cause
 
     def _log(self) -> str:
         """The process's log on the node; a glob pattern for another machine."""

@@ -134,7 +134,10 @@ def deserialize_job(job: Mapping[str, Any]) -> tuple[Config, Any, Any]:
     config = load_config(values=job["config"])
     if job["source"]:
         installed = installed_code()
-        local = installed.local_path(job["source"]) if installed is not None else None
+        if installed is not None:
+            local = installed.local_path(job["source"])
+        else:
+            local = None
         config._source = local or Path(job["source"])
     workflow, judge = (
         cloudpickle.loads(base64.b64decode(job[name])) for name in ("workflow", "judge")

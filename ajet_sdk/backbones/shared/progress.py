@@ -98,7 +98,10 @@ class Progress:
         purpose = str(group["purpose"])
         part = self._parts[step, purpose]
         display = self._loggers.display
-        expected = self._job.config.data.train_batch_size if purpose == "train" else self._val
+        if purpose == "train":
+            expected = self._job.config.data.train_batch_size
+        else:
+            expected = self._val
         if display is not None and not part.groups:
             display.begin(f"step {step}/{self._total} {purpose}", expected)
         part.episodes += [Episode.model_validate_json(text) for text in group["episodes"]]
@@ -145,7 +148,10 @@ class Progress:
         """Log a finished training step: the `metrics` of the trainer and those of its episodes."""
         self._steps = max(self._steps, step)
         part = self._parts.pop((step, "train"), None)
-        totals = part.totals("train", self._failure_reward) if part is not None else {}
+        if part is not None:
+            totals = part.totals("train", self._failure_reward)
+        else:
+            totals = {}
         self._loggers.log(step, {**totals, **metrics, "train/policy_version": float(step)})
 
     def _notice(self, content: Mapping[str, object]) -> None:

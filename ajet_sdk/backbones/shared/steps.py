@@ -287,7 +287,10 @@ class Rollouts:
         """Start the training episodes of a step: `num_repeat` attempts at each of its tasks."""
         config = self.job.config
         seed = self.job.config.trainer_common.seed
-        added = self.job.growth.tasks(step) if self.job.growth is not None else ()
+        if self.job.growth is not None:
+            added = self.job.growth.tasks(step)
+        else:
+            added = ()
         tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
         return self.begin(
             tasks, config.rollout.num_repeat, training_sampling(config), "train", step

@@ -73,7 +73,10 @@ def open_stored(job: Job) -> StoredSteps | None:
     pairs = common.algorithm.adv_estimator == "dpo"
     if not (algorithm.stored or algorithm.replays):
         return None
-    size = job.config.data.train_batch_size if algorithm.stored else algorithm.replay
+    if algorithm.stored:
+        size = job.config.data.train_batch_size
+    else:
+        size = algorithm.replay
     held_out: list[Load] = []
     if algorithm.data is None:
         files = job.config.task_reader.jsonl_dataset_file
@@ -82,7 +85,10 @@ def open_stored(job: Job) -> StoredSteps | None:
             _of_row(f"task {task.task_id}", _row_of(task), pairs, task, directory)[1]
             for task in job.train
         ]
-        conversations = [] if pairs else [task for task in job.val if "messages" in task.metadata]
+        if pairs:
+            conversations = []
+        else:
+            conversations = [task for task in job.val if "messages" in task.metadata]
         directory = _directory(job.config, files.validation.file_path)
         held_out = [
             _of_row(f"task {task.task_id}", task.metadata, pairs, task, directory)[1]
@@ -191,9 +197,10 @@ def _of_row(
     names = (
         ("chosen", "rejected") if pairs else ("messages",) if "messages" in row else ("completion",)
     )
-    before = (
-        [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
-    )
+    if names == ("messages",):
+        before = []
+    else:
+        before = _messages(row.get("prompt") or [], f"{where}: prompt")
     sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
     images = images_of(row)
     _with_pictures(RowPictures(where, images, directory, load=False), before, sides)
@@ -242,7 +249,8 @@ def _with_pictures(
 
 
 def _messages(value: object, where: str) -> list[Message]:
-    value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+    if isinstance(value, str) and value.startswith("["):
+        value = json.loads(value)
     if not isinstance(value, list) or not all(
         isinstance(m, Mapping) and "role" in m for m in value
     ):
@@ -279,11 +287,12 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
     algorithm = job.config.trainer_common.algorithm
     draw = random.Random(job.config.trainer_common.seed)
     reader = open_trace(path)
-    tasks = (
-        [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()]
-        if job.val
-        else []
-    )
+    if job.val:
+        tasks = [
+            Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()
+        ]
+    else:
+        tasks = []
     held_out = {tasks[index].task_id for index, _ in same_tasks(tasks, job.val)}
     scored_rows = [
         row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out
@@ -304,11 +313,10 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
         return [
             _from_trace(reader, path, [better[1], worse[1]]) for better, worse in chosen
         ], origin
-    least = (
-        algorithm.min_reward
-        if algorithm.min_reward is not None
-        else _least_worth({row["reward"] for row in rows})
-    )
+    if algorithm.min_reward is not None:
+        least = algorithm.min_reward
+    else:
+        least = _least_worth({row["reward"] for row in rows})
     best = [
         pair
         for scored in by_task.values()

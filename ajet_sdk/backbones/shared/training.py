@@ -290,7 +290,10 @@ class TrainingRun:
 
     async def _train_step(self, step: int) -> None:
         started = time.perf_counter()
-        rollout = self.ahead.popleft() if self.ahead else self.source.begin_step(step)
+        if self.ahead:
+            rollout = self.ahead.popleft()
+        else:
+            rollout = self.source.begin_step(step)
         if self.swarm is None:
             self._begin_ahead(step, self.common.mini_batch_num * self.common.ppo_epochs)
         episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} train")
@@ -364,14 +367,20 @@ class TrainingRun:
         else:
             self._begin_ahead(step, 0)
             if self.has_samples:  # of successive steps without samples, only the first is explained
-                earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
+                if self.trainer.updates:
+                    earlier = self.loggers.history["train/reward"]
+                else:
+                    earlier = {}
                 estimator = self.common.algorithm.adv_estimator
                 why = reason_for_no_samples(
                     batch, episodes, estimator, self.config.rollout.failure_reward, earlier
                 )
                 self.loggers.say(f"step {step}: {why}")
         self.has_samples = bool(samples)
-        self.solved = self.solved + 1 if episodes and all(map(solved, episodes)) else 0
+        if episodes and all(map(solved, episodes)):
+            self.solved = self.solved + 1
+        else:
+            self.solved = 0
         if self.stored is None:
             sampled = sum(sampled_tokens(call) for episode in episodes for call in episode.calls)
             metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds

@@ -110,7 +110,10 @@ def weigh(
     turns = []
     for experience in experiences:
         trained = experience.info.get("trained") or []
-        sizes = [int(call["tokens"]) for call in trained] if experience.action_mask.any() else []
+        if experience.action_mask.any():
+            sizes = [int(call["tokens"]) for call in trained]
+        else:
+            sizes = []
         agent = (experience.info.get("episode_id", ""), experience.info.get("agent", ""))
         turns.append(TrainedTurns(agent, sizes))
     weights = turn_weights(turns, aggregation, loss_length)

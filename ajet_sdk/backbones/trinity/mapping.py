@@ -165,7 +165,10 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
         synchronizer.get(f"{who}_sync_interval") or interval for who in ("explorer", "trainer")
     ]
     offset = value_at(config.roots.plain(), "trinity.synchronizer.sync_offset")
-    bound = rollout.max_staleness if config.is_set("rollout.max_staleness") else None
+    if config.is_set("rollout.max_staleness"):
+        bound = rollout.max_staleness
+    else:
+        bound = None
     if not all(isinstance(number, int) for number in (*intervals, offset or 0)):
         return
     if style != "fixed":
@@ -233,7 +236,10 @@ def _loss(config: Config) -> dict[str, object]:
     common = config.trainer_common
     kl = common.use_kl_loss
     entropy = common.entropy_coef
-    ours = f"{_HERE}.plugins.BatchLossWithKL" if kl else f"{_HERE}.plugins.BatchLoss"
+    if kl:
+        ours = f"{_HERE}.plugins.BatchLossWithKL"
+    else:
+        ours = f"{_HERE}.plugins.BatchLoss"
     return {
         "policy_loss_fn": ours,
         "policy_loss_fn_args": {"settings": objective_of(config)},

@@ -143,11 +143,9 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
         )
     except (OSError, ValueError):
         return None, ""
-    return (
-        (tokenizer, f"the tokenizer of {config.model.path}")
-        if tokenizer.chat_template
-        else (None, "")
-    )
+    if tokenizer.chat_template:
+        return (tokenizer, f"the tokenizer of {config.model.path}")
+    return (None, "")
 
 
 def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
@@ -180,10 +178,9 @@ class Stopwatch:
 
     def done(self, stage: str, details: Mapping[str, object] | str = "") -> None:
         now = time.perf_counter()
-        text = (
-            details
-            if isinstance(details, str)
-            else ", ".join(f"{value} {name}" for name, value in details.items())
-        )
+        if isinstance(details, str):
+            text = details
+        else:
+            text = ", ".join(f"{value} {name}" for name, value in details.items())
         self._say(f"ok  {stage}{': ' if text else ''}{text}  ({now - self._at:.1f} s)")
         self._at = now

@@ -134,7 +134,10 @@ class AjetManager:
             "ledger": [entry.model_dump() for entry in ledger],
         }
         ray.get(self._mailbox.put.remote("batch", message))
-        processor = self._tokenizer.pictures if takes_pictures(self._tokenizer) else None
+        if takes_pictures(self._tokenizer):
+            processor = self._tokenizer.pictures
+        else:
+            processor = None
         return training_rows(samples, count, self._padding, processor)
 
     def _validate(self, step: int, count: int) -> DataProto:

@@ -104,7 +104,10 @@ class ClientSampler:
         self.model = model
         self.max_model_len = max_model_len
         self.takes_pictures = takes_pictures(tokenizer)
-        self._never_sampled = tokenizer.pictures.never_sampled if tokenizer.pictures else ()
+        if tokenizer.pictures:
+            self._never_sampled = tokenizer.pictures.never_sampled
+        else:
+            self._never_sampled = ()
 
     async def sample(
         self,
@@ -177,7 +180,10 @@ class ClientSampler:
         """Make the sample; verl does not report whether an end-of-turn token, a stop string or the
         limit ended it."""
         ended = bool(ids) and ids[-1] in self._tokenizer.eos_ids
-        text = None if ended or not sampling.stop else self._before(ids, sampling.stop)
+        if ended or not sampling.stop:
+            text = None
+        else:
+            text = self._before(ids, sampling.stop)
         version = (output.extra_fields or {}).get("global_steps")
         return Sampled(
             output_ids=ids,

@@ -203,7 +203,9 @@ class RunningBatch:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.to(self._device, non_blocking=True)
 
     def _prefill(self, joiners: Sequence[_Joiner]) -> torch.Tensor:
         """Compute the prompts' missing tokens; returns the logits after the last token of each, [B,
@@ -280,7 +282,9 @@ class RunningBatch:
         mask = causal_mask(places_B1, window, self._dtype)
         logits = self._forward(self._tensor(ids), places_B1, mask, None, shown)
         table.length[rows] += 1
-        return logits[self._tensor(rows - first)] if len(rows) < len(batch) else logits
+        if len(rows) < len(batch):
+            return logits[self._tensor(rows - first)]
+        return logits
 
     # Sampling
 

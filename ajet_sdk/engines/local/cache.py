@@ -177,7 +177,9 @@ class CacheRows:
             if shared_B.max() > best_shared:
                 best = int(shared_B.argmax())
                 best_shared = int(shared_B.max())
-        return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
+        if best_shared >= min(_SHARE_AT_LEAST, most):
+            return (best, best_shared)
+        return (-1, 0)
 
     def _shared_lengths(self, ids: npt.NDArray[np.int32], rows: _Index) -> npt.NDArray[np.int64]:
         """Number of computed tokens at the start of each row that equal `ids`."""
@@ -298,11 +300,9 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         values = self._values[layer_idx]
         self._store(keys, key_states)
         self._store(values, value_states)
-        return (
-            (key_states, value_states)
-            if self._read is None
-            else (self._seen(keys), self._seen(values))
-        )
+        if self._read is None:
+            return (key_states, value_states)
+        return (self._seen(keys), self._seen(values))
 
     def _seen(self, block: torch.Tensor) -> torch.Tensor:
         """The rows and positions that the pass attends to."""

@@ -74,7 +74,10 @@ class ModelForward:
         config = self._model.config
         chosen = config._attn_implementation
         # Rows of unlike length need a mask, which flash attention cannot take.
-        config._attn_implementation = chosen if chosen in ("sdpa", "eager") else "sdpa"
+        if chosen in ("sdpa", "eager"):
+            config._attn_implementation = chosen
+        else:
+            config._attn_implementation = "sdpa"
         try:
             logits: torch.Tensor = self._model(
                 input_ids=ids_BT,
@@ -100,11 +103,9 @@ def vocabulary(model: PreTrainedModel) -> int:
 
 def cache_name(model: PreTrainedModel) -> str:
     """The name of the model's cache argument: `cache` in newer versions of transformers."""
-    return (
-        "cache"
-        if "cache" in inspect.signature(inner_model(model).forward).parameters
-        else "past_key_values"
-    )
+    if "cache" in inspect.signature(inner_model(model).forward).parameters:
+        return "cache"
+    return "past_key_values"
 
 
 def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:

@@ -78,7 +78,10 @@ def load_model(
         raise ConfigError(
             f"{error} (it is the base of the adapter in {path}, by its {ADAPTER})"
         ) from error
-    extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
+    if attn_implementation == "auto":
+        extra = {}
+    else:
+        extra = {"attn_implementation": attn_implementation}
     try:
         model, mismatch = read_causal_lm(
             base, dtype=kind, trust_remote_code=trust_remote_code, **extra
@@ -176,7 +179,10 @@ def add_adapter(
     Raises ConfigError, MissingExtra.
     """
     peft = peft_package()
-    tower = [] if adapts_tower else [name for name, _ in model.named_modules() if is_of_tower(name)]
+    if adapts_tower:
+        tower = []
+    else:
+        tower = [name for name, _ in model.named_modules() if is_of_tower(name)]
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=rank,
@@ -198,7 +204,10 @@ def local_engine(config: Config) -> TokenEngine:
         raise ConfigError(
             "model.path is not set: the local engine needs a local directory or a Hugging Face name"
         )
-    path = str(config.resolve(spec.path)) if config.resolve(spec.path).exists() else spec.path
+    if config.resolve(spec.path).exists():
+        path = str(config.resolve(spec.path))
+    else:
+        path = spec.path
     tokenizer = HFTokenizer(path, trust_remote_code=spec.trust_remote_code)
     model = load_model(
         path,

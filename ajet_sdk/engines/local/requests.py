@@ -74,7 +74,10 @@ class TokenDraw:
         self.all_greedy = bool(greedy.all())
         self.greedy_B = tensor(greedy) if greedy.any() else None
         self.scale_B1 = tensor(scale)[:, None] if (scale != 1).any() else None
-        self.limited = tensor(np.flatnonzero(limited)) if limited.any() else None
+        if limited.any():
+            self.limited = tensor(np.flatnonzero(limited))
+        else:
+            self.limited = None
         if self.limited is not None:
             self.top_k = tensor(np.where(top_k_B > 0, top_k_B, np.iinfo(np.int64).max)[limited])
             self.top_p, self.min_p = tensor(top_p_B[limited]), tensor(min_p_B[limited])

@@ -160,7 +160,10 @@ class LocalSampler:
                 f"token ids in logit_bias must be less than the model's {self._vocabulary}",
                 "logit_bias",
             )
-        seed = mix(self._seed, next(self._ordinal)) if sampling.seed is None else sampling.seed
+        if sampling.seed is None:
+            seed = mix(self._seed, next(self._ordinal))
+        else:
+            seed = sampling.seed
         loop = asyncio.get_running_loop()
         request = SamplingRequest(
             keyed(prompt, pictures), sampling, session, seed, max_new, loop, loop.create_future()
@@ -168,20 +171,20 @@ class LocalSampler:
         request.pictures = {placed.picture.key: placed.picture for placed in pictures}
         for i in range(sampling.n):
             watched = sampling.stop or sampling.stop_token_ids or sampling.ignore_eos
-            stop = (
-                StopWatch(
+            if watched:
+                stop = StopWatch(
                     sampling.stop,
                     self._tokenizer.token_bytes,
                     sampling.stop_token_ids,
                     sampling.min_tokens,
                     sampling.ignore_eos,
                 )
-                if watched
-                else None
-            )
-            changes = (
-                processors(sampling, prompt_ids, self._tokenizer) if sampling.processed else ()
-            )
+            else:
+                stop = None
+            if sampling.processed:
+                changes = processors(sampling, prompt_ids, self._tokenizer)
+            else:
+                changes = ()
             request.continuations.append(Continuation(request, mix(seed, i), stop, changes))
         request.unfinished = sampling.n
         return request

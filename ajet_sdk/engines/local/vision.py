@@ -152,7 +152,9 @@ def _runs(
 def vision_of(model: PreTrainedModel, tokenizer: Tokenizer | None) -> Vision | None:
     """What a model sees with, by the processor of its tokenizer; None if it takes no pictures."""
     processor = None if tokenizer is None else tokenizer.pictures
-    return Vision(model, processor) if isinstance(processor, PictureProcessor) else None
+    if isinstance(processor, PictureProcessor):
+        return Vision(model, processor)
+    return None
 
 
 _TRIAL_SIZES = ((96, 64), (64, 64))

@@ -123,7 +123,10 @@ class TinkerSampler:
                 ids = list(reply.output_ids[:count])
                 logprobs = list(reply.logprobs[:count])
                 return Sampled(ids, logprobs, "stop", version, watch.text)
-        text = self._tokenizer.decode(reply.output_ids) if reply.stopped and sampling.stop else None
+        if reply.stopped and sampling.stop:
+            text = self._tokenizer.decode(reply.output_ids)
+        else:
+            text = None
         return Sampled(
             reply.output_ids, reply.logprobs, "stop" if reply.stopped else "length", version, text
         )
@@ -141,7 +144,10 @@ def _refuse(sampling: Sampling) -> None:
     plain = Sampling()
     for name in ("min_p", "grammar", "top_logprobs"):
         if getattr(sampling, name) != getattr(plain, name):
-            feature = "A structured output or a forced tool call" if name == "grammar" else name
+            if name == "grammar":
+                feature = "A structured output or a forced tool call"
+            else:
+                feature = name
             raise RequestRefused(
                 f"{feature} is not supported by a service of the Tinker API; leave it out", name
             )

@@ -199,11 +199,10 @@ class Session:
         ).supported_models
         known = {str(each.model_name): each for each in models}
         here = Path(model).resolve() if Path(model).is_dir() else None
-        same = (
-            [model]
-            if model in known
-            else [name for name in known if here and Path(name).resolve() == here]
-        )
+        if model in known:
+            same = [model]
+        else:
+            same = [name for name in known if here and Path(name).resolve() == here]
         if known and not same:
             raise ConfigError(
                 f"model.path: {self.name} has no model {model}; it has {', '.join(known)}"
@@ -338,11 +337,10 @@ class SdkService:
         the ratio."""
         batch = [self._datum(datum, loss) for datum in data]
         settings: dict[str, float] | None
-        settings = (
-            dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True))
-            if bounds
-            else None
-        )
+        if bounds:
+            settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True))
+        else:
+            settings = None
         read = partial(_logprobs, self.name, "forward_backward", data)
         return self._session.send(
             "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), read

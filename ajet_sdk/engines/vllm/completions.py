@@ -104,7 +104,10 @@ def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
 def _alternatives(choice: ReplyChoice) -> list[list[tuple[int, float]]] | None:
     """The most likely tokens at each position, most likely first; None if the server sends no
     ids."""
-    places = choice.logprobs.top_logprobs if choice.logprobs is not None else None
+    if choice.logprobs is not None:
+        places = choice.logprobs.top_logprobs
+    else:
+        places = None
     if not places or not all(
         token.startswith(_ID) for alternatives in places for token in alternatives or ()
     ):

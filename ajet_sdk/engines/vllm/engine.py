@@ -60,7 +60,9 @@ def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
     if wanted > count:
         raise ConfigError(f"rollout.tensor_parallel_size is {wanted}, but there are {count} GPUs")
     free = [i for i in range(count) if i != trainer]
-    return tuple(free[:wanted]) if len(free) >= wanted else tuple(range(wanted))
+    if len(free) >= wanted:
+        return tuple(free[:wanted])
+    return tuple(range(wanted))
 
 
 def settings_of(
@@ -82,11 +84,10 @@ def settings_of(
     parallel = rollout.tensor_parallel_size
     if debugging:
         parallel = max(1, min(config.debug.debug_tensor_parallel_size, count))
-    trainer = (
-        (torch.device(config.model.device).index or 0)
-        if trained and config.model.device != "auto"
-        else 0
-    )
+    if trained and config.model.device != "auto":
+        trainer = torch.device(config.model.device).index or 0
+    else:
+        trainer = 0
     gpus = gpus_for(parallel, count, trainer if trained else None)
     share = rollout.gpu_memory_utilization or (SHARED if trained and trainer in gpus else ALONE)
     path = Path(model)

@@ -267,11 +267,10 @@ class VllmSampler:
 
     async def _start(self) -> None:
         """Start a server with the newest weights and wait until it is ready. Raises EngineError."""
-        model = (
-            self.settings.model
-            if self._adapter or self._weights_path is None
-            else str(self._weights_path)
-        )
+        if self._adapter or self._weights_path is None:
+            model = self.settings.model
+        else:
+            model = str(self._weights_path)
         log.info("Starting vLLM with %s; log file: %s", model, self.settings.log)
         server = self._server = Server(self.settings, model, self._scratch)
         await server.ready()

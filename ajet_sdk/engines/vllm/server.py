@@ -88,7 +88,10 @@ class Server:
         """The working directory, with the socket. Its path is short, as a socket's path has at most
         107 bytes."""
         self._socket = self._room / "vllm.sock"
-        self._url = f"http://127.0.0.1:{settings.port}" if settings.port else "http://localhost"
+        if settings.port:
+            self._url = f"http://127.0.0.1:{settings.port}"
+        else:
+            self._url = "http://localhost"
         settings.log.parent.mkdir(parents=True, exist_ok=True)
         with settings.log.open("ab") as into:
             self._log_from = into.tell()
@@ -298,8 +301,6 @@ def cause_in(text: str) -> str:
     errors = [line for line in lines if _ERROR.match(line) and not any(h in line for h in _HOLLOW)]
     if errors:
         return errors[0][:500]
-    return (
-        "its last output:\n  " + "\n  ".join(line[:200] for line in lines[-8:])
-        if lines
-        else "it printed nothing"
-    )
+    if lines:
+        return "its last output:\n  " + "\n  ".join(line[:200] for line in lines[-8:])
+    return "it printed nothing"

@@ -104,7 +104,10 @@ class TokenPrompts:
         ConfigError (`placeholder_id`)."""
         self._tokenizer = tokenizer
         self._names_versions = names_versions
-        self._placeholder = None if tokenizer.pictures is None else placeholder_id(tokenizer)
+        if tokenizer.pictures is None:
+            self._placeholder = None
+        else:
+            self._placeholder = placeholder_id(tokenizer)
 
     def prompt(
         self, prompt_ids: Sequence[int], pictures: Sequence[PlacedPicture] = ()

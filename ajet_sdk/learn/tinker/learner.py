@@ -69,7 +69,10 @@ class TinkerLearner:
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
         """Number of episodes; their cost is known after the first step."""
         stored = config.trainer_common.algorithm.stored
-        per_step = 0 if stored else config.data.train_batch_size * config.rollout.num_repeat
+        if stored:
+            per_step = 0
+        else:
+            per_step = config.data.train_batch_size * config.rollout.num_repeat
         return (
             f"{steps * per_step + val_episodes:,} episodes; time and cost are known after the first"
             " step"
@@ -206,11 +209,10 @@ def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) 
         say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
         _price(costs, session, config.tinker.max_cost, say)
         trainer = TinkerTrainer(service, settings, scaling, costs, session.stall, tokenizer)
-        advice = (
-            "; without trainer_common.use_kl_loss the reference is not asked"
-            if settings.loss.kl_coef
-            else ""
-        )
+        if settings.loss.kl_coef:
+            advice = "; without trainer_common.use_kl_loss the reference is not asked"
+        else:
+            advice = ""
         computed = (
             f"no such loss: its gradient is computed here, at about 1.5 times the compute{advice}"
         )

@@ -181,7 +181,10 @@ class TinkerTrainer:
 
     def _share(self, samples: list[Sample]) -> _Share:
         paired = self.settings.loss.objective == "preference"
-        weights = None if paired else token_weights(samples, self.settings.loss)
+        if paired:
+            weights = None
+        else:
+            weights = token_weights(samples, self.settings.loss)
         at = [trained_positions(sample) for sample in samples]
         return _Share(samples, at, weights, [self._pictures(sample) for sample in samples])
 
@@ -242,7 +245,10 @@ class TinkerTrainer:
             for i, (sample, at) in enumerate(zip(share.samples, share.at, strict=True)):
                 weights = share.weights[i] * factors[i]
                 imitates = loss == "cross_entropy"
-                values_i = weights if imitates else weights * sample.advantages[at]
+                if imitates:
+                    values_i = weights
+                else:
+                    values_i = weights * sample.advantages[at]
                 data.append(
                     share.datum(i, values_i, None if imitates else sample.timeline.logprobs[at])
                 )
@@ -308,12 +314,16 @@ class TinkerTrainer:
         if old is not None:
             batch = replace(batch, old_N=torch.from_numpy(np.concatenate(old)))
         settings = self.settings.loss
-        reference_N = self._reference(share) if settings.has_reference else None
+        if settings.has_reference:
+            reference_N = self._reference(share)
+        else:
+            reference_N = None
         loss_N, seen = loss_of(Scored(new_N, None), batch, settings, reference_N)
         pairs = len(units(share.samples, settings))
-        total = (
-            loss_N.sum() / pairs if batch.weights_N is None else (loss_N * batch.weights_N).sum()
-        )
+        if batch.weights_N is None:
+            total = loss_N.sum() / pairs
+        else:
+            total = (loss_N * batch.weights_N).sum()
         if not math.isfinite(total.item()):
             raise TrainingError(
                 f"the loss of update {self.updates + 1} is not finite; try a smaller"

@@ -137,7 +137,10 @@ class SwarmClient:
         """
         if episode_type not in ("train", "eval"):
             raise ConfigError(f"episode_type must be train or eval (got {episode_type!r})")
-        planned = throttle_policy.current_task_id if throttle_policy is not None else ""
+        if throttle_policy is not None:
+            planned = throttle_policy.current_task_id
+        else:
+            planned = ""
         names_task = bool(planned) and episode_type == "train"
         claim = self._swarm.claim_of(
             Task(task_id=planned) if names_task else None,
@@ -450,7 +453,9 @@ def _as_json(value: object) -> Any:
         return {str(name): _as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set):
         return [_as_json(inner) for inner in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    return str(value)
 
 
 def run_episodes_until_all_complete(

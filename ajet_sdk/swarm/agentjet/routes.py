@@ -284,8 +284,14 @@ class AgentJetFace:
     async def abort_episode(self, request: Request) -> Response:
         sent = await read(request, EndEpisodeRequest)
         collection = self._routes.host.collection
-        episode_id = "" if collection is None else _id_of(collection, sent.episode_uuid)
-        attempt = None if collection is None else collection.attempts.open.get(episode_id)
+        if collection is None:
+            episode_id = ""
+        else:
+            episode_id = _id_of(collection, sent.episode_uuid)
+        if collection is None:
+            attempt = None
+        else:
+            attempt = collection.attempts.open.get(episode_id)
         mine = attempt is not None and attempt.claim.client_id == sent.client_uuid
         if collection is not None and mine:
             abort = Abort(reason="aborted by its client", error="aborted by its client")
@@ -330,7 +336,10 @@ class AgentJetFace:
 
     def _clients(self) -> SwarmClientInstruction:
         host = self._routes.host
-        agreed = set() if host.collection is None else host.collection.pool.agreed
+        if host.collection is None:
+            agreed = set()
+        else:
+            agreed = host.collection.pool.agreed
         active = [
             ActiveClient(
                 client_uuid=info.client_id,
@@ -371,7 +380,10 @@ def _claim_of(sent: ClaimEpisodeRequest) -> Claim:
         )
     policy = sent.throttle_policy
     task_id = policy.current_task_id if policy is not None else ""
-    planned = Task(task_id=task_id) if task_id and sent.episode_type == "train" else None
+    if task_id and sent.episode_type == "train":
+        planned = Task(task_id=task_id)
+    else:
+        planned = None
     try:
         return Claim(
             request_id=new_id(),
