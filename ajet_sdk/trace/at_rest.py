@@ -15,6 +15,7 @@ from ajet_sdk.errors import TraceError
 from ajet_sdk.trace.database import check_version, check_whole, explain, has_tables, transaction
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, selected
+from ajet_sdk.trace.scratch import open_scratch
 
 _AT_ONCE = 32
 """Number of files attached at once: each slows down all statements, and open files are limited."""
@@ -152,7 +153,7 @@ def read_in_place(
 def _connected() -> duckdb.DuckDBPyConnection:
     # One thread: passing the few rows of each table to another takes longer than reading them.
     settings = {**SETTINGS, "enable_external_access": True, "threads": 1}
-    connection = duckdb.connect(config=settings)
+    connection = open_scratch(settings)
     connection.execute("SET TimeZone = 'UTC'")
     return connection
 

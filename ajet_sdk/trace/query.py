@@ -21,6 +21,7 @@ import pyarrow as pa
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.schema import create_statements
+from ajet_sdk.trace.scratch import open_scratch
 
 TIMEOUT = 30.0
 """Seconds of processor time of a query. On a busy machine it may take longer."""
@@ -112,7 +113,7 @@ def select(
 
 @lru_cache(maxsize=1)
 def _no_rows() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(config=SETTINGS)
+    connection = open_scratch(SETTINGS)
     for statement in create_statements():
         connection.execute(statement)
     return connection
@@ -242,7 +243,7 @@ def values_of(column: pa.ChunkedArray) -> list[object]:
 
 
 def _with_times_as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    with duckdb.connect() as connection:
+    with open_scratch() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         relation = connection.from_arrow(pa.table({"value": column}))
         kind = _TIMES.sub("VARCHAR", str(relation.types[0]))

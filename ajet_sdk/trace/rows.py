@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, ClassVar
 
-import duckdb
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.trace.query import RESULT_BYTES
 from ajet_sdk.trace.schema import COLUMNS, empty
+from ajet_sdk.trace.scratch import open_scratch
 
 ROWS_AT_ONCE = 20_000
 """Maximum rows in an answer."""
@@ -83,6 +83,6 @@ def all_rows(wanted: RowsOf, ask: Ask) -> Iterator[pa.Table]:
 @cache
 def schemas() -> Mapping[str, pa.Schema]:
     """The Arrow schemas of the tables' rows."""
-    with duckdb.connect() as connection:
+    with open_scratch() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         return {table: connection.sql(empty(table)).to_arrow_table().schema for table in COLUMNS}

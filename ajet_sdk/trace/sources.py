@@ -20,6 +20,7 @@ from ajet_sdk.trace.query import SETTINGS, select
 from ajet_sdk.trace.rows import RowsOf, all_rows
 from ajet_sdk.trace.scanned import ManyFiles, ScannedTable
 from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, TABLES, at_rest, empty, every_column
+from ajet_sdk.trace.scratch import open_scratch
 
 FEW = 16
 """Largest number of files at rest to attach for a query."""
@@ -131,7 +132,7 @@ class Sources:
 def _connect(files: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     # SQL may open no files, once those of the trace are attached.
     settings = {k: v for k, v in SETTINGS.items() if k != "enable_external_access"}
-    connection = duckdb.connect(config=settings)
+    connection = open_scratch(settings)
     try:
         has_tables = attach(connection, dict(enumerate(files)))
         for table in TABLES:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import is_asking
+from ajet_sdk.trace.scratch import spill_directory
 from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
@@ -61,9 +62,8 @@ def _connect(path: Path | None = None) -> Any:
             [None if text is None else language_of(text) for text in some.to_pylist()], pa.string()
         )
 
-    connection = duckdb.connect(
-        str(path or ":memory:"), config={"threads": 1, "memory_limit": "1GB"}
-    )
+    settings = {"threads": 1, "memory_limit": "1GB", "temp_directory": str(spill_directory())}
+    connection = duckdb.connect(str(path or ":memory:"), config=settings)
     for name, meaning in _MACROS.items():
         connection.execute(f"CREATE MACRO {name}(x) AS {meaning}")
     connection.create_function("language", languages, ["VARCHAR"], "VARCHAR", type="arrow")

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.trace.scratch import open_scratch
 from ajet_tools.dataset.files.columns import JSON, described_field
 
 NESTED = ("messages", "prompt", "completion", "chosen", "rejected")
@@ -93,9 +94,8 @@ class Shape:
 
 @cache
 def connection() -> Any:
-    import duckdb
 
-    return duckdb.connect(config={"threads": 1})
+    return open_scratch({"threads": 1})
 
 
 def identifier(name: str) -> str:

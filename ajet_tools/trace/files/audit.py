@@ -30,6 +30,7 @@ from ajet_sdk.tokens.probing import format_of
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.trace.pictures import digests_in
 from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.scratch import open_scratch
 from ajet_sdk.types import JsonView
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
@@ -112,7 +113,7 @@ def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool 
     """
     differs: list[Differs] = []
     unchecked: list[Unchecked] = []
-    with open_trace(path, *more) as reader, duckdb.connect() as db:
+    with open_trace(path, *more) as reader, open_scratch() as db:
         rows = _load(reader, db)
         for name, sql in CHECKS.items():
             differs += first_of_each_run(name, db.execute(sql).fetchall())

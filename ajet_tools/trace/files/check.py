@@ -21,6 +21,7 @@ from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.pictures import stored_pictures
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files
 from ajet_sdk.trace.schema import COLUMNS, TABLES
+from ajet_sdk.trace.scratch import open_scratch
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.files.invariants import CIRCLES, INVARIANTS, SAME_REPLY
@@ -81,7 +82,7 @@ def edited(path: Path, *more: Path) -> Broken | None:
     removed: Counter[str] = Counter()
     copies: dict[str, str] = {}
     for file in sorted(set(files) - settled_owners(files).keys()):
-        with duckdb.connect() as connection:
+        with open_scratch() as connection:
             if attach(connection, {0: file})[file]:
                 changed, gone = _edited(connection)
                 rows += changed
@@ -278,7 +279,7 @@ def _begins(call: Call, extended: Call) -> bool:
 
 def _schema(file: Path) -> Iterator[Broken]:
     """Compare tables and columns of a file with the schema."""
-    with duckdb.connect() as connection:
+    with open_scratch() as connection:
         if not attach(connection, {0: file})[
             file
         ]:  # its owner was killed before creating the tables

@@ -1,0 +1,27 @@
+"""Databases in memory, which leave nothing in the user's project."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+
+Settings = Mapping[str, str | bool | int | float | list[str]]
+
+
+def spill_directory() -> Path:
+    """A new directory for what doesn't fit into memory. DuckDB makes it when it is needed, and
+    removes it when the connection is closed."""
+    return Path(tempfile.gettempdir()) / f"ajet-spill-{uuid.uuid4().hex}"
+
+
+def open_scratch(settings: Settings | None = None) -> duckdb.DuckDBPyConnection:
+    """Open a database in memory with DuckDB's `settings`.
+
+    By default DuckDB would spill to `.tmp` in the working directory, where a killed process leaves
+    it.
+    """
+    return duckdb.connect(config={"temp_directory": str(spill_directory()), **(settings or {})})
