@@ -117,19 +117,19 @@ def mailbox_of(run_id: str) -> ActorHandle:
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))
 
 
+def emptied(episodes: Sequence[Episode], of_calls: Mapping[str, object]) -> list[Episode]:
+    """Copies of episodes without outputs, whose calls have the values `of_calls`."""
+    light: list[Episode] = []
+    for episode in episodes:
+        calls = tuple(call.model_copy(update=of_calls) for call in episode.calls)
+        light.append(episode.model_copy(update={"calls": calls, "output": None}))
+    return light
+
+
 def group_message(
     episodes: Sequence[Episode], step: int, purpose: str, metrics: Mapping[str, float]
 ) -> GroupMessage:
     """The message about a finished group; requests, responses and outputs stay in the node's
     trace."""
-    light = [
-        e.model_copy(
-            update={
-                "calls": tuple(call.model_copy(update=_HEAVY) for call in e.calls),
-                "output": None,
-            }
-        )
-        for e in episodes
-    ]
-    texts = [episode.model_dump_json() for episode in light]
+    texts = [episode.model_dump_json() for episode in emptied(episodes, _HEAVY)]
     return {"step": step, "purpose": purpose, "metrics": dict(metrics), "episodes": texts}

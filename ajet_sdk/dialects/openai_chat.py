@@ -381,17 +381,14 @@ def _text_logprobs(choice: Choice) -> Json | None:
     for text in texts[:-1]:
         offsets.append(offsets[-1] + len(text))
     logprobs = [float(p) for p in choice.logprobs]
+    top = [{text: logprob} for text, logprob in zip(texts, logprobs, strict=True)]
+    if choice.top:
+        for index, likely in enumerate(choice.top):
+            top[index] = {token.decode("utf-8", "replace"): value for token, value in likely}
     return {
         "tokens": texts,
         "token_logprobs": logprobs,
-        "top_logprobs": [
-            (
-                {token.decode("utf-8", "replace"): value for token, value in choice.top[index]}
-                if choice.top
-                else {text: logprob}
-            )
-            for index, (text, logprob) in enumerate(zip(texts, logprobs, strict=True))
-        ],
+        "top_logprobs": top,
         "text_offset": offsets[: len(texts)],
     }
 

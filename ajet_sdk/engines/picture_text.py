@@ -68,13 +68,12 @@ class PictureText:
 
     def pictures_of(self, messages: Sequence[Message]) -> list[Picture]:
         """The pictures of messages that were `seen`, in order. Raises RequestRefused."""
-        pictures = [
-            self._known[part["image"]]
-            for message in messages
-            if isinstance(message["content"], list)
-            for part in message["content"]
-            if isinstance(part, dict) and part.get("type") == "image"
-        ]
+        pictures: list[Picture] = []
+        for message in messages:
+            content = message["content"]
+            for part in content if isinstance(content, list) else ():
+                if isinstance(part, dict) and part.get("type") == "image":
+                    pictures.append(self._known[part["image"]])
         if len(pictures) > MAX_PICTURES:
             raise RequestRefused(
                 f"the request has {len(pictures)} pictures; at most {MAX_PICTURES} are accepted",

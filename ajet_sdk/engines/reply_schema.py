@@ -377,18 +377,18 @@ def _response(response: Mapping[str, object], request: Mapping[str, object]) -> 
                 'a function_call has another shape; expected {"type": "function_call", "call_id":'
                 ' …, "name": "…", "arguments": "{…}"}'
             )
-    has_text = any(
-        (
-            any(has_content({**part, "type": ""}) for part in item.get("content") or ())
-            if item["type"] in ("message", "reasoning")
-            else True
-        )
-        for item in items
-    )
+    has_text = any(map(_says_something, items))
     reason = status
     if status == "incomplete":
         reason = _field(response.get("incomplete_details"), "reason") or status
     return _ended(reason, has_text, _number(response.get("usage"), "output_tokens"))
+
+
+def _says_something(item: Mapping[str, Any]) -> bool:
+    """Whether an item of a response has content; those without text, such as calls, always have."""
+    if item["type"] not in ("message", "reasoning"):
+        return True
+    return any(has_content({**part, "type": ""}) for part in item.get("content") or ())
 
 
 def _candidates(response: Mapping[str, object], request: Mapping[str, object]) -> str | None:

@@ -77,6 +77,13 @@ class Evaluation:
     """Id, label and score of each output."""
 
 
+def _first_present(row: Mapping[str, object], names: Sequence[str]) -> str | None:
+    for name in names:
+        if row.get(name) is not None:
+            return name
+    return None
+
+
 def labelled_row(row: object, place: int) -> Labelled:
     """Reads a row with a query, an `output` (or `response`, `final_answer`, `answer`) and a `score`
     (or `label`).
@@ -88,12 +95,9 @@ def labelled_row(row: object, place: int) -> Labelled:
     metadata = row.get("metadata")
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
     whole.pop("metadata", None)
-    names = {
-        role: next((name for name in known if whole.get(name) is not None), None)
-        for role, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
-    }
-    output = names["output"]
-    label = names["label"]
+    asked = _first_present(whole, _QUERY)
+    output = _first_present(whole, _OUTPUT)
+    label = _first_present(whole, _LABEL)
     value = whole.get(label)
     if (
         output is None
@@ -105,8 +109,9 @@ def labelled_row(row: object, place: int) -> Labelled:
             f"row {place + 1} of the labels needs an output ({', '.join(_OUTPUT)}) and a number as"
             f" its label ({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"
         )
-    query = str(whole.get(names["query"] or "", ""))
-    task_metadata = {key: value for key, value in whole.items() if key not in names.values()}
+    query = str(whole.get(asked or "", ""))
+    taken = (asked, output, label)
+    task_metadata = {key: value for key, value in whole.items() if key not in taken}
     task = Task(main_query=query, metadata=task_metadata)
     group = str(whole.get("group") or query)
     return Labelled(

@@ -350,12 +350,10 @@ def _pictures_among(value: object) -> Iterator[Picture]:
 
 def _last_pictures(episode: Episode) -> list[Picture]:
     """The last different pictures of the messages, of which a model takes only some."""
-    pictures = [
-        picture
-        for _, call in _last_calls(episode)
-        for message in [*request_messages(call.request), *reply_messages(call.response)]
-        for picture in pictures_in(message)
-    ]
+    pictures: list[Picture] = []
+    for _, call in _last_calls(episode):
+        for message in [*request_messages(call.request), *reply_messages(call.response)]:
+            pictures += pictures_in(message)
     different = list(dict.fromkeys(reversed(pictures)))  # looking again hides nothing earlier
     return different[:MOST_PICTURES][::-1]
 

@@ -254,11 +254,9 @@ class RubricJudge(LlmJudge):
         for scored_example in examples:
             groups.setdefault(scored_example.query, []).append(scored_example.material)
         ranked = await asyncio.gather(*(judge.rank(group) for group in groups.values()))
-        grade_of = {
-            material: grade
-            for group, grades in zip(groups.values(), ranked, strict=True)
-            for material, grade in zip(group, grades, strict=True)
-        }
+        grade_of: dict[Material, Grade] = {}
+        for group, grades in zip(groups.values(), ranked, strict=True):
+            grade_of.update(zip(group, grades, strict=True))
         return [grade_of[example.material] for example in examples]
 
     async def _agreement(self, points: Sequence[str]) -> float | None:

@@ -58,19 +58,14 @@ def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
 def step_hash(episodes: Sequence[Episode], weights: Iterable[torch.Tensor]) -> int:
     """Hash of a step's prompts, sampled tokens, log-probabilities and final weights."""
-    calls = [
-        b"".join(
-            part.tobytes()
-            for part in (call.prompt_ids, call.output_ids, call.logprobs)
-            if part is not None
-        )
-        for episode in episodes
-        for call in episode.calls
-        if is_trained(call)
-    ]
+    contents: list[bytes] = []
+    for episode in episodes:
+        for call in filter(is_trained, episode.calls):
+            parts = (call.prompt_ids, call.output_ids, call.logprobs)
+            contents.append(b"".join(part.tobytes() for part in parts if part is not None))
     digest = hashlib.blake2b(digest_size=8)
-    for call in sorted(calls):
-        digest.update(hashlib.blake2b(call).digest())
+    for content in sorted(contents):
+        digest.update(hashlib.blake2b(content).digest())
     for tensor in weights:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "big") >> (64 - _BITS)

@@ -266,13 +266,12 @@ def turn_weights(
     for parts in segments:
         for key, size in parts:
             sizes[key] += size
-    return [
-        np.repeat(
-            np.array([1.0 / (len(sizes) * sizes[key]) for key, _ in parts], np.float32),
-            [size for _, size in parts],
-        )
-        for parts in segments
-    ]
+    weights = []
+    for parts in segments:
+        of_segments = [1.0 / (len(sizes) * sizes[key]) for key, _ in parts]
+        tokens = [size for _, size in parts]
+        weights.append(np.repeat(np.array(of_segments, np.float32), tokens))
+    return weights
 
 
 def less_kl(

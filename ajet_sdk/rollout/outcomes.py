@@ -151,17 +151,15 @@ def is_infrastructure_error(error: BaseException) -> bool:
     Those are errors of ours with `infrastructure` set, and any exception from a method of a
     `GymEnv` or subclass.
     """
-    return any(
-        bool(getattr(origin, "infrastructure", False))
-        or (
-            not isinstance(origin, AjetError)
-            and any(
-                isinstance(frame.f_locals.get("self"), GymEnv)
-                for frame, _ in traceback.walk_tb(origin.__traceback__)
-            )
-        )
-        for origin in origins(error)
-    )
+    for origin in origins(error):
+        if getattr(origin, "infrastructure", False):
+            return True
+        if isinstance(origin, AjetError):
+            continue
+        for frame, _ in traceback.walk_tb(origin.__traceback__):
+            if isinstance(frame.f_locals.get("self"), GymEnv):
+                return True
+    return False
 
 
 def origins(error: BaseException, seen: set[int] | None = None) -> Iterator[BaseException]:
@@ -262,16 +260,22 @@ def fault_of_calls(opened: RecordedCalls, error: BaseException | None) -> Episod
     return EpisodeFault(error, cause="ContextOverflow" if opened.context_overflow else None)
 
 
+def _last_error(calls: Sequence[Call], *, trainable: bool) -> str | None:
+    """The error of the last call to the policy, or to other models; None without one."""
+    for call in reversed(calls):
+        if call.trainable is trainable:
+            return call.error
+    return None
+
+
 def is_last_call_lost(opened: RecordedCalls, phase: Phase) -> bool:
     """Whether the last call of a phase to the policy failed, or the last one to other models.
 
     It is not lost if the agent repeats it, or asks another model after a failed one.
     """
     calls = [call for call in opened.calls if call.phase == phase]
-    policy_error, other_error = (
-        next((call.error for call in reversed(calls) if call.trainable is trainable), None)
-        for trainable in (True, False)
-    )
+    policy_error = _last_error(calls, trainable=True)
+    other_error = _last_error(calls, trainable=False)
     return (
         not calls
         or opened.is_cut_off

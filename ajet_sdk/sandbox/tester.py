@@ -148,13 +148,14 @@ def under_test(tree: ast.Module, names: set[str]) -> set[str]:
     """
     if len(names) == 1:
         return names
-    called = [
-        call.func.id
-        for statement in ast.walk(tree)
-        if isinstance(statement, ast.Assert)
-        for call in ast.walk(statement)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names
-    ]
+    called: list[str] = []
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.Assert):
+            continue
+        for call in ast.walk(statement):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                called.append(call.func.id)
+    called = [name for name in called if name in names]
     for name in called:
         if name not in COMPARING:
             return {name}
@@ -361,12 +362,12 @@ def run(tests: str, entry: str, peer: Peer) -> str:
     names = Names(peer, tree, entry)
     if importlib.util.find_spec(PROGRAM_MODULE) is None:
         sys.modules[PROGRAM_MODULE] = ProgramModule(peer)
-    peer.with_assertions = {
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.With)
-        and any(is_assertion(part) for body in node.body for part in ast.walk(body))
-    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.With):
+            continue
+        for statement in node.body:
+            if any(map(is_assertion, ast.walk(statement))):
+                peer.with_assertions.add(node.lineno)
     collected = Collected(tree, lambda: peer.asked)
     names["__entered__"] = collected.entered.add
     peer.ask("load")

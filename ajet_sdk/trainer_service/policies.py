@@ -477,9 +477,9 @@ class Checkpoints:
 
     def named(self, policies: Iterable[str]) -> dict[str, Path]:
         """The named checkpoints of policies, by their paths."""
-        return {
-            f"tinker://{id_}/{part}/{directory.name}": directory
-            for id_ in policies
-            for part in _PARTS.values()
-            for directory in sorted((self.directory(id_) / part).glob("[!.]*"))
-        }
+        checkpoints: dict[str, Path] = {}
+        for id_ in policies:
+            for part in _PARTS.values():
+                for directory in sorted((self.directory(id_) / part).glob("[!.]*")):
+                    checkpoints[f"tinker://{id_}/{part}/{directory.name}"] = directory
+        return checkpoints

@@ -171,13 +171,12 @@ def attempts_of(
 
     `first`: the position of the first task in its batch.
     """
-    return [
-        attempt
-        for position, task in enumerate(tasks, first)
-        for attempt in attempts_at(
+    attempts: list[Attempt] = []
+    for position, task in enumerate(tasks, first):
+        attempts += attempts_at(
             task, position, range(repeats), run_id=run_id, step=step, purpose=purpose, seed=seed
         )
-    ]
+    return attempts
 
 
 def samples_of(

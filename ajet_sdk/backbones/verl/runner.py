@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.node import Node, serialize_job
+from ajet_sdk.cluster.mailbox import emptied
 from ajet_sdk.config.config import Config
 from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.picture_text import picture_spans, placeholder_id, with_placeholders
@@ -72,15 +73,7 @@ class Runner:
         async with self._rooms.setdefault(len(group), room):
             episodes = await self._node.run(group, sampling)
         self._node.writer.flush()
-        return [
-            e.model_copy(
-                update={
-                    "calls": tuple(call.model_copy(update=_BARE) for call in e.calls),
-                    "output": None,
-                }
-            )
-            for e in episodes
-        ]
+        return emptied(episodes, _BARE)
 
 
 def takes_pictures(tokenizer: HFTokenizer) -> bool:

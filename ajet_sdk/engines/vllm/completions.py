@@ -112,14 +112,13 @@ def _alternatives(choice: ReplyChoice) -> list[list[tuple[int, float]]] | None:
         token.startswith(_ID) for alternatives in places for token in alternatives or ()
     ):
         return None
-    return [
-        sorted(
-            (
-                (int(token[len(_ID) :]), value)
-                for token, value in (alternatives or {}).items()
-                if value > -math.inf
-            ),
-            key=lambda pair: -pair[1],
-        )
-        for alternatives in places
+    return [_most_likely_first(alternatives or {}) for alternatives in places]
+
+
+def _most_likely_first(alternatives: Mapping[str, float]) -> list[tuple[int, float]]:
+    possible = [
+        (int(token[len(_ID) :]), value)
+        for token, value in alternatives.items()
+        if value > -math.inf
     ]
+    return sorted(possible, key=lambda pair: -pair[1])
