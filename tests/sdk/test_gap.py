@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Run, Trained
+from ajet_sdk.types import Call, Episode, Metric, Run, Trained
 from ajet_tools.trace.compare.gap import GAPS, gap_by_cause, gap_message
 
 PLAIN, NUCLEUS = {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}
@@ -69,3 +69,30 @@ def test_a_gap_without_another_cause_is_of_numerics() -> None:
         }
     ]
     assert "100% numerics (0.30). Set model.dtype: float32" in gap_message(gap_by_cause(rows))
+
+
+@pytest.mark.parametrize(("updates", "cause"), [(3, "numerics"), (5, "staleness")])
+def test_tokens_that_are_all_older_than_the_trainer_are_stale(
+    tmp_path: Path, updates: int, cause: str
+) -> None:
+    logprobs = np.array([-1.0], np.float32)
+    call = Call(
+        episode_id="e", index=0, output_ids=[1], logprobs=logprobs, sampling=PLAIN, policy_version=3
+    )
+    trained = Trained(
+        run_id="r",
+        step=4,
+        episode_id="e",
+        call_id=call.call_id,
+        advantages=logprobs,
+        logprobs=logprobs + 0.5,
+        entropy=logprobs,
+    )
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Run(run_id="r"), Episode(episode_id="e", run_id="r", calls=(call,)), call)
+        writer.put(
+            trained, Metric(run_id="r", step=3, name="train/policy_version", value=float(updates))
+        )
+        writer.flush()
+        parts = gap_by_cause(writer.query(GAPS, ["r", 4]).to_pylist())
+    assert parts[cause] == (pytest.approx(0.5), 1)

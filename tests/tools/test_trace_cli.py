@@ -220,6 +220,8 @@ def test_sql(experiment: Path) -> None:
     assert f"ajet trace sql 'SELECT 1' {where}" in " ".join(
         ajet("sql", where, "SELECT 1", code=2).split()
     )
+    query = f"SELECT {' + '.join('1' * 200)}"  # longer than the name of a file may be
+    assert "ajet trace sql" in ajet("sql", where, query, code=2)
     assert "projection" in ajet("sql", "EXPLAIN SELECT 1", where).lower()
     assert "exactly one SELECT" in ajet("sql", "DELETE FROM runs", where, code=2)
 

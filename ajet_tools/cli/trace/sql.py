@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def sql(
     ajet trace sql - --csv < query.sql > rows.csv
     ajet trace sql "FROM ledger" -o ledger.parquet
     """
-    if len(query.encode()) < 256 and Path(query).exists() and (path is None or not path.exists()):
+    # Not Path.exists, which fails for a query in place of the path: it is too long for a name.
+    if os.path.exists(query) and (path is None or not os.path.exists(path)):  # noqa: PTH110
         first = shlex.quote(str(path or "FROM runs"))
         raise ConfigError(
             f"the query comes before the trace; type: ajet trace sql {first} {shlex.quote(query)}"

@@ -23,14 +23,16 @@ GAPS = """
     WITH gaps AS (
         SELECT t.call_id, unnest(t.logprobs) AS trainer, unnest(c.logprobs) AS sampler,
             generate_subscripts(c.logprobs, 1) - 1 AS place
-        FROM trained t JOIN calls c USING (call_id, episode_id) WHERE t.run_id = ? AND t.step = ?)
+        FROM trained t JOIN calls c USING (call_id, episode_id) WHERE t.run_id = $1 AND t.step = $2)
     SELECT c.policy_version + len(list_filter(coalesce(c.weight_updates, []), lambda u: u <= place))
             AS policy_version,
-        c.sampling, c.index, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens
+        c.sampling, c.index, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens,
+        (SELECT max_by(value, step)::BIGINT FROM metrics
+            WHERE run_id = $1 AND step < $2 AND name = 'train/policy_version') AS trained_version
     FROM gaps JOIN calls c USING (call_id)
     WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL"""
-"""SQL: the trained tokens of a step by call settings and policy version, with their summed gap in
-nats and their number."""
+"""SQL: the trained tokens of run $1 and step $2 by call settings and policy version, with their
+summed gap in nats and their number, and the trainer's version before the step, if it is known."""
 
 _ADVICE = {
     "staleness": "lower rollout.max_staleness",
@@ -44,7 +46,10 @@ _ADVICE = {
 def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
     """Sums gaps and counts tokens by cause and by turn (`turn 1`, …); `rows` are results of
     `GAPS`."""
+    # All tokens of a step may be older than the weights that it trains.
     newest = max((row["policy_version"] or 0 for row in rows), default=0)
+    for row in rows:
+        newest = max(newest, row.get("trained_version") or 0)
     sums: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for row in rows:
         sampling = Sampling.of(json.loads(row["sampling"] or "{}"))
@@ -88,9 +93,11 @@ def gap_message(parts: Mapping[str, tuple[float, int]], service: str = "") -> st
         )
     else:
         advice = f"{advice[0].upper()}{advice[1:]}"
+    # The ratios of older tokens are what they should be; they are only far from 1.
+    effect = "" if ordered[0] == "staleness" else ", so ratios are wrong"
     return (
-        f"log-probabilities of sampler and trainer differ by {total / tokens:.2f} per token, so"
-        f" ratios are wrong: {shares}{by_turn}. {advice}"
+        f"log-probabilities of sampler and trainer differ by {total / tokens:.2f} per"
+        f" token{effect}: {shares}{by_turn}. {advice}"
     )
 
 
