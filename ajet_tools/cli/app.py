@@ -163,7 +163,8 @@ _KIND = re.compile(r"Input should be a valid (\w+).*")
 def in_plain_words(message: str) -> str:
     """The message of an option's wrong value, for which Typer has pydantic's sentences."""
     if unknown := _UNKNOWN_CHOICE.fullmatch(message):
-        given, known = unknown[1].strip("'"), re.findall(r"'([^']*)'", unknown[2])
+        given = unknown[1].strip("'")
+        known = re.findall(r"'([^']*)'", unknown[2])
         near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
         return f"there is no {given!r}; choose one of {', '.join(known)}" + (
             f"; did you mean {near[0]}?" if near else ""
@@ -243,8 +244,10 @@ class _Console(logging.Handler):
 @contextmanager
 def _log_shown() -> Iterator[None]:
     """Shows ajet's log from level INFO while a command runs, each record once."""
-    log, console = logging.getLogger("ajet"), _Console()
-    level, propagate = log.level, log.propagate
+    log = logging.getLogger("ajet")
+    console = _Console()
+    level = log.level
+    propagate = log.propagate
     log.addHandler(console)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -259,7 +262,10 @@ def _log_shown() -> Iterator[None]:
 def _print_message(kind: str, message: str) -> None:
     _flush_stdout()
     message = public(message)
-    cut = f" … ({len(message) - _LONGEST:,} more characters)" if len(message) > _LONGEST else ""
+    if len(message) > _LONGEST:
+        cut = f" … ({len(message) - _LONGEST:,} more characters)"
+    else:
+        cut = ""
     echo(f"{style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
 
 
@@ -360,11 +366,9 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
 def _children() -> list[BaseProcess]:
     """Returns the child processes that Python waits for."""
     multiprocessing = sys.modules.get("multiprocessing")
-    return (
-        [child for child in multiprocessing.active_children() if not child.daemon]
-        if multiprocessing
-        else []
-    )
+    if multiprocessing:
+        return [child for child in multiprocessing.active_children() if not child.daemon]
+    return []
 
 
 def _began_at(thread: threading.Thread) -> str:
@@ -373,11 +377,9 @@ def _began_at(thread: threading.Thread) -> str:
     calls = [] if frame is None else traceback.extract_stack(frame)
     ours = (threading.__file__, str(Path(ajet_sdk.__file__).parent))
     user_call = next((call for call in calls if not call.filename.startswith(ours)), None)
-    return (
-        ""
-        if user_call is None
-        else f", in {user_call.name} ({user_call.filename}:{user_call.lineno})"
-    )
+    if user_call is None:
+        return ""
+    return f", in {user_call.name} ({user_call.filename}:{user_call.lineno})"
 
 
 if __name__ == "__main__":

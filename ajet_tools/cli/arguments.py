@@ -118,7 +118,10 @@ class JobOptions:
         }
         if self.conf is None and agent:
             module = agent.replace("->", ":").rpartition(":")[0]
-            stem = Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+            if module.endswith(".py"):
+                stem = Path(module).stem
+            else:
+                stem = module.rpartition(".")[2]
             settings.setdefault("experiment_name", f"{stem}-{datetime.now():%Y%m%d-%H%M%S}")
         document: Json = copy.deepcopy({"ajet": {}, **(recorded or {})})
         for path, value in settings.items():
@@ -172,7 +175,9 @@ def _model_keys(model: ModelName) -> dict[str, object]:
 
 def _task_keys(tasks: str | None, val_tasks: str | None) -> dict[str, object]:
     if tasks is None:
-        return {} if val_tasks is None else {f"{_FILES}.validation.file_path": _absolute(val_tasks)}
+        if val_tasks is None:
+            return {}
+        return {f"{_FILES}.validation.file_path": _absolute(val_tasks)}
     path = Path(tasks)
     of_hub = not path.exists() and path.suffix not in (".jsonl", ".json") and tasks.count("/") == 1
     if of_hub or path.is_dir() or path.suffix == ".parquet":
@@ -207,4 +212,6 @@ def _from_here(class_path: str) -> str:
 
 
 def _absolute(path: str | None) -> str | None:
-    return str(Path(path).expanduser().resolve()) if path is not None else None
+    if path is not None:
+        return str(Path(path).expanduser().resolve())
+    return None

@@ -22,7 +22,7 @@ from ajet_sdk.reporting.output import echo, style, visible
 from ajet_sdk.secret_keys import masked
 from ajet_tools.cli.config_check import Checked, check_file
 from ajet_tools.cli.options import expand_options
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import Result, TextResult
 from ajet_tools.text.clean import flat_keys
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -60,7 +60,7 @@ class ValuesResult(Result):
 
 
 @dataclass(frozen=True)
-class MappedResult(Result):
+class MappedResult(TextResult):
     """The config of another trainer."""
 
     mapping: Mapping[str, object]
@@ -68,8 +68,8 @@ class MappedResult(Result):
     def document(self) -> object:
         return self.mapping
 
-    def show(self, out: Console) -> None:
-        out.print(visible(plain_yaml(self.mapping).rstrip()), soft_wrap=True)
+    def lines(self) -> list[str]:
+        return [plain_yaml(self.mapping).rstrip()]
 
 
 @app.command()
@@ -223,7 +223,8 @@ def _limits(metadata: list[object]) -> str:
 
 
 def _type_name(kind: object) -> str:
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if kind is NoneType:
         return "null"
     if origin is Literal:
@@ -250,11 +251,15 @@ class CheckedResult(Result):
 
     @property
     def exit_code(self) -> int:
-        return 2 if any(checked.wrong for checked in self.files) else 0
+        if any(checked.wrong for checked in self.files):
+            return 2
+        return 0
 
     def document(self) -> object:
         documents = [checked.plain() for checked in self.files]
-        return documents[0] if len(documents) == 1 else documents
+        if len(documents) == 1:
+            return documents[0]
+        return documents
 
     def show(self, out: Console) -> None:
         for checked in self.files:
@@ -302,18 +307,19 @@ def _print_checked(checked: Checked) -> None:
         for problem in part.problems:
             echo(f"{style(name, fg='red', bold=True)}: {problem}", err=True)
         if not part.problems:
-            summary = "; ".join(f"{what}: {_counts(value)}" for what, value in part.found.items())
-            echo(
-                f"{name}:"
-                f" {'ok' if part.checked else 'not checked'}{f' ({summary})' if summary else ''}"
-            )
+            found = "; ".join(f"{what}: {_counts(value)}" for what, value in part.found.items())
+            state = "ok" if part.checked else "not checked"
+            echo(f"{name}: {state} ({found})" if found else f"{name}: {state}")
     missing = len(checked.resources.problems) - checked.unreadable
-    wrong = f"{checked.wrong} problem(s)" if checked.wrong else "no problem" if missing else ""
-    lacks = f"{missing} missing resource(s)" if missing else ""
-    echo(
-        f"{checked.file} "
-        + (f"has {' and '.join(filter(None, (wrong, lacks)))}" if wrong or lacks else "is fine")
-    )
+    problems: list[str] = []
+    if checked.wrong:
+        problems.append(f"{checked.wrong} problem(s)")
+    elif missing:
+        problems.append("no problem")
+    if missing:
+        problems.append(f"{missing} missing resource(s)")
+    state = f"has {' and '.join(problems)}" if problems else "is fine"
+    echo(f"{checked.file} {state}")
 
 
 def _counts(value: object) -> str:

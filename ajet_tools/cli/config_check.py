@@ -84,7 +84,8 @@ def check_file(file: Path, overrides: list[str]) -> Checked:
     checked.notices = config.notices()
     checked.imports.checked = checked.resources.checked = True
     with placeholder_keys():
-        workflow, judge = _workflow(config, checked), _judge(config, checked)
+        workflow = _workflow(config, checked)
+        judge = _judge(config, checked)
     if config.backbone in ("trinity", "verl"):
         try:
             check_shape(config)
@@ -125,11 +126,10 @@ def _judge(config: Config, checked: Checked) -> object:
         return None
     section = config.task_judge
     if judge is not None:
-        judge_name = (
-            section.judge_protocol
-            if section.judge_type == "customized_protocol"
-            else section.judge_type
-        )
+        if section.judge_type == "customized_protocol":
+            judge_name = section.judge_protocol
+        else:
+            judge_name = section.judge_type
         checked.imports.found["judge"] = getattr(judge, "__name__", None) or judge_name
     return judge
 
@@ -165,11 +165,9 @@ def _sources(config: Config) -> list[tuple[str, str]]:
     reader = config.task_reader
     if reader.type == "tracing":
         trace = reader.feedback_tracing.base_url
-        return (
-            [("feedback_tracing.base_url", trace)]
-            if trace and "://" not in trace.removeprefix("file://")
-            else []
-        )
+        if trace and "://" not in trace.removeprefix("file://"):
+            return [("feedback_tracing.base_url", trace)]
+        return []
     generation = reader.data_generation
     files = generation.query_reader.jsonl_dataset_file
     seeds = {part: getattr(files, part).file_path for part in ("training", "validation")}
@@ -209,10 +207,16 @@ def _model(config: Config, resources: CheckPart) -> None:
         _endpoint("model", model.base_url, model.api_key_env, resources)
     elif model.path and not model.recipe and not config.resolve(model.path).is_dir():
         if (known := named_model(model.path)) is not None:
-            there = "fetched" if fetched(known) else f"to be fetched ({known.megabytes:,} MB)"
+            if fetched(known):
+                there = "fetched"
+            else:
+                there = f"to be fetched ({known.megabytes:,} MB)"
             resources.found["model"] = f"{known.name} ({known.source}), {there}"
         elif _HUB_NAME.fullmatch(model.path):
-            there = "downloaded" if is_cached(model.path) else "to be downloaded"
+            if is_cached(model.path):
+                there = "downloaded"
+            else:
+                there = "to be downloaded"
             resources.found["model"] = f"{model.path} of the Hugging Face hub, {there}"
         else:
             resources.add(
@@ -225,7 +229,8 @@ def _model(config: Config, resources: CheckPart) -> None:
 
 def _endpoint(section: str, url: str, key: str, resources: CheckPart) -> None:
     place = urlsplit(url)
-    host, port = place.hostname or "", place.port or (443 if place.scheme == "https" else 80)
+    host = place.hostname or ""
+    port = place.port or (443 if place.scheme == "https" else 80)
     try:
         socket.create_connection((host, port), timeout=_PATIENCE).close()
     except OSError as error:

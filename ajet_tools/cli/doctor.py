@@ -51,7 +51,10 @@ class DoctorResult(Result):
 
     def show(self, out: Console) -> None:
         width = max(len(check.name) for check in self.checks)
-        room = max(30, out.width - width - 8) if out.is_terminal else sys.maxsize
+        if out.is_terminal:
+            room = max(30, out.width - width - 8)
+        else:
+            room = sys.maxsize
         for check in self.checks:
             lines = [f"{check.detail}; {check.fix}" if check.fix else check.detail]
             if len(lines[0]) > room:  # commands stay on one line
@@ -103,7 +106,10 @@ def _packages() -> Iterator[Check]:
             yield Check(name, "ok", present)
             continue
         detail = f"missing {', '.join(missing)}" + (f" (has {present})" if present else "")
-        fix = f'pip install "ajet[{extra}]"' if extra else "pip install ajet"
+        if extra:
+            fix = f'pip install "ajet[{extra}]"'
+        else:
+            fix = "pip install ajet"
         if extra in ("trinity", "verl"):
             fix = f"ajet install {extra}"
         yield Check(name, "miss" if extra else "fail", detail, fix)
@@ -130,7 +136,10 @@ def _accelerator() -> Iterator[Check]:
     if not listed:
         yield Check("gpu", "ok", "none: models run on the CPU")
         return
-    build = f"it needs CUDA {torch.version.cuda}" if torch.version.cuda else "it is a CPU build"
+    if torch.version.cuda:
+        build = f"it needs CUDA {torch.version.cuda}"
+    else:
+        build = "it is a CPU build"
     detail = (
         f"{len(listed)} × {listed[0].name} with driver {listed[0].driver}, but torch"
         f" {torch.__version__} finds none: {build}"
@@ -139,9 +148,10 @@ def _accelerator() -> Iterator[Check]:
 
 
 def _machine(directory: Path) -> Iterator[Check]:
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     yield Check("cpu", "ok", f"{cores} core(s)")
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -168,7 +178,9 @@ def _service(url: str) -> Check:
         return Check(name, "fail", str(error), "start it with: ajet env serve")
     if "limit" not in health:
         return Check(name, "ok", "answers")
-    running, limit, lost = health["running"], health["limit"], health["lost"]
+    running = health["running"]
+    limit = health["limit"]
+    lost = health["lost"]
     detail = (
         f"{health['env_type']}: {running} of {limit} instances in use, {health['created']} created,"
         f" {lost} lost"
@@ -188,7 +200,10 @@ def _sandbox() -> Check:
     except NoFence as error:
         detail = f"--verify code will be refused: {error}"
         return Check(name, "miss", detail, "without a sandbox, use --with unfenced=true")
-    user = "a separate user" if sandbox.users else "your user in a namespace, without privileges"
+    if sandbox.users:
+        user = "a separate user"
+    else:
+        user = "your user in a namespace, without privileges"
     detail = (
         f"{sandbox.version} works (tested): own root, no network, no access to your processes,"
         f" {user}"

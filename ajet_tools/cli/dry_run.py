@@ -65,27 +65,26 @@ class Plan:
     def tokens(self, mean: PerEpisode) -> dict[str, float]:
         """Returns the maximum of tokens prefilled, sampled and trained; groups without signal are
         not trained."""
-        episodes, trained = (
-            self.train_episodes + self.val_episodes,
-            self.train_episodes * mean.trained,
-        )
+        episodes = self.train_episodes + self.val_episodes
+        trained = self.train_episodes * mean.trained
         prefilled = episodes * mean.prefilled + self.passes * trained
         return {"prefill": prefilled, "sample": episodes * mean.sampled, "train": trained}
 
 
 def plan_of(config: Config) -> Plan:
     """Reads the tasks, and makes no model calls. Raises TaskError, ConfigError."""
-    sets, common = load_tasks(config), config.trainer_common
+    sets = load_tasks(config)
+    common = config.trainer_common
     steps = total_steps(config, len(sets.train))
     each = len(sets.val[: common.val_tasks]) * (config.validation_attempts + 1)
-    made = (
-        0
-        if common.algorithm.stored
-        else steps * config.data.train_batch_size * config.rollout.num_repeat
-    )
-    passes = (
-        import_module(_TRAINER).forward_passes(config, steps) if config.backbone == "tinker" else 0
-    )
+    if common.algorithm.stored:
+        made = 0
+    else:
+        made = steps * config.data.train_batch_size * config.rollout.num_repeat
+    if config.backbone == "tinker":
+        passes = import_module(_TRAINER).forward_passes(config, steps)
+    else:
+        passes = 0
     return Plan(steps, made, each * validations_left(config, 0, steps), passes)
 
 
@@ -113,8 +112,12 @@ def print_plan(config: Config) -> None:
 
 
 def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[str]:
-    stored, size = config.trainer_common.algorithm.stored, config.data.train_batch_size
-    per_step = f"{size} rows" if stored else f"{size} tasks x {config.rollout.num_repeat} attempts"
+    stored = config.trainer_common.algorithm.stored
+    size = config.data.train_batch_size
+    if stored:
+        per_step = f"{size} rows"
+    else:
+        per_step = f"{size} tasks x {config.rollout.num_repeat} attempts"
     yield (
         f"{config.experiment_name}: {plan.steps:,} steps of {per_step}, {plan.val_episodes:,}"
         f" episodes of validation: {plan.train_episodes + plan.val_episodes:,} episodes"
@@ -132,7 +135,10 @@ def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[s
     )
     tokens = plan.tokens(mean)
     counts = ", ".join(f"{tokens[name] / 1e6:,.2f}M {verb}" for name, verb in _VERBS.items())
-    rows_trained = "; tokens of the rows that are trained on are not counted" if stored else ""
+    if stored:
+        rows_trained = "; tokens of the rows that are trained on are not counted"
+    else:
+        rows_trained = ""
     yield f"tokens, at most: {counts} (no prefix cached, signal in every group){rows_trained}"
     if config.backbone == "tinker":
         prices = config.tinker.prices

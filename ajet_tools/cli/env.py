@@ -99,7 +99,9 @@ def _name_of(target: str) -> str:
     kind, _, remainder = target.partition(":")
     if kind == "mcp":
         return kind
-    return remainder if kind in KINDS else re.split("->|:", target)[-1]
+    if kind in KINDS:
+        return remainder
+    return re.split("->|:", target)[-1]
 
 
 def _argument(text: str) -> tuple[str, object]:

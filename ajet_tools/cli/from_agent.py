@@ -44,7 +44,8 @@ _GIVEN = ("model", "env", "self")
 """Parameters that ajet fills, not columns of a task."""
 _MOST_TASKS = 2_000
 _GIB = 2**30
-_BYTES_OF_A_WEIGHT, _BESIDE = 4, 4 * _GIB
+_BYTES_OF_A_WEIGHT = 4
+_BESIDE = 4 * _GIB
 """Float32 on a CPU, bfloat16 with adapter and activations on a GPU; and the memory of a LoRA step
 of 1,024 tokens besides the weights (smollm2-135m: measured 4.9 GB in total).
 """
@@ -78,7 +79,10 @@ def read_agent(source: str) -> Agent:
     except OSError as error:
         raise ConfigError(f"--from: cannot read {place}: {error.strerror or error}") from error
     except (SyntaxError, ValueError) as error:
-        line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        if isinstance(error, SyntaxError) and error.lineno:
+            line = f" line {error.lineno}"
+        else:
+            line = ""
         raise ConfigError(f"--from: {place}{line} is not Python: {error}") from error
     functions = {
         node.name: node
@@ -229,9 +233,10 @@ def fitting_model() -> NamedModel:
     memory = max((device.memory for device in devices), default=0.0) * _GIB
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
     most = memory or half
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     for_cores = min(cores * _OF_A_CORE, _MOST_ON_CORES)
     fits = [
         model

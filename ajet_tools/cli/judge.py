@@ -61,7 +61,9 @@ class EvaluationResult(Result):
 
     def document(self) -> object:
         document = {"judge": self.judge, **asdict(self.evaluation)}
-        return document if self.built is None else {**document, "rubric": asdict(self.built)}
+        if self.built is None:
+            return document
+        return {**document, "rubric": asdict(self.built)}
 
     def show(self, out: Console) -> None:
         _print(self.judge, self.evaluation, out)
@@ -109,7 +111,6 @@ def evaluate_judge(
         int | None, Option("--limit", "-n", min=1, help="Maximum number of outputs.")
     ] = None,
     concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
-    seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
 ) -> EvaluationResult:
     """Compare a judge with labels: agreement, variance, the effects of order and length, cost.
 
@@ -129,16 +130,17 @@ def evaluate_judge(
     ]
     config = load_config(conf) if conf is not None else Config()
     with placeholder_keys():
-        chosen = load_judge(config) if name is None else named_judge(name, config)
+        if name is None:
+            chosen = load_judge(config)
+        else:
+            chosen = named_judge(name, config)
     if chosen is None:
         raise ConfigError(
             "no judge given: name it as the argument, or pass a --conf with a task_judge"
         )
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats) as bar:
-        work = evaluate(
-            chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance
-        )
+        work = evaluate(chosen, labelled, repeats=repeats, parallel=concurrency, done=bar.advance)
         result = asyncio.run(work)
     built = chosen.built if isinstance(chosen, RubricJudge) else None
     return EvaluationResult(name, result, built)
@@ -210,12 +212,18 @@ def attack_target(
                 )
             )
         else:
-            judge = load_judge(config) if name is None else named_judge(name, config)
+            if name is None:
+                judge = load_judge(config)
+            else:
+                judge = named_judge(name, config)
             if judge is None:
                 raise ConfigError(
                     "no judge given: name it as the argument, or pass a --conf with a task_judge"
                 )
-            seen = [] if tasks is None else list(load_tasks(config, tasks).train)
+            if tasks is None:
+                seen = []
+            else:
+                seen = list(load_tasks(config, tasks).train)
             work = attack_judge(
                 judge,
                 seen[:limit],
@@ -232,7 +240,11 @@ def attack_target(
 
 def _environment(name: str | None) -> Spec | None:
     kind, _, remainder = (name or "").partition(":")
-    return Spec(remainder) if kind == "env" else Spec(name or "") if kind in KINDS else None
+    if kind == "env":
+        return Spec(remainder)
+    if kind in KINDS:
+        return Spec(name or "")
+    return None
 
 
 def _print_attack(name: str, result: Attack, out: Console) -> None:
@@ -266,7 +278,10 @@ def _tried(built: Built) -> str:
     if built.agreement is None or built.interval is None:
         return f"Tried on {built.held_out} examples, which do not show its agreement"
     low, high = built.interval
-    plain = "" if built.plain is None else f"; without a rubric {built.plain:.2f}"
+    if built.plain is None:
+        plain = ""
+    else:
+        plain = f"; without a rubric {built.plain:.2f}"
     return (
         f"Agreement on {built.held_out} held-out examples: {built.agreement:.2f} [{low:.2f},"
         f" {high:.2f}]{plain}"
@@ -329,17 +344,25 @@ def _print(name: str, result: Evaluation, out: Console) -> None:
 
 def _lines(result: Evaluation) -> list[tuple[str, str | None, str]]:
     def number(value: float | None, form: str = ".3f") -> str | None:
-        return None if value is None else format(value, form)
+        if value is None:
+            return None
+        return format(value, form)
 
     def interval(value: Interval | None) -> str | None:
-        return None if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+        if value is None:
+            return None
+        return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
     build_cost = result.building
-    building = (
-        None if build_cost is None else f"{build_cost.calls} calls, {build_cost.tokens:,} tokens"
-    )
+    if build_cost is None:
+        building = None
+    else:
+        building = f"{build_cost.calls} calls, {build_cost.tokens:,} tokens"
     verdicts = f"{result.calls:.3g} calls, {result.tokens:.4g} tokens"
-    money = "" if result.cost is None else f", {result.cost:.3g} in money"
+    if result.cost is None:
+        money = ""
+    else:
+        money = f", {result.cost:.3g} in money"
     return [
         (
             "agreement",

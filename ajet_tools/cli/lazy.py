@@ -78,7 +78,9 @@ class LazyGroup(TyperGroup):
         docstring = re.search(
             rf'^def {function}_?\(.*?^    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE
         )
-        return " ".join(docstring[1].split()) if docstring else ""
+        if docstring:
+            return " ".join(docstring[1].split())
+        return ""
 
     def _source(self, command: str) -> Path:
         """Returns a group's directory, or a command's file without suffix."""
@@ -105,7 +107,10 @@ class LazyGroup(TyperGroup):
                 if name in getattr(self.commands[group], "modules", ())
             ]
             near += difflib.get_close_matches(name, self.modules, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.modules)}."
+            if near:
+                hint = f"Did you mean {near[0]!r}?"
+            else:
+                hint = f"There are {', '.join(self.modules)}."
             ctx.fail(f"No such command {name!r}. {hint}")
         return None, None, remaining
 
@@ -114,13 +119,15 @@ class _Commands(Mapping[str, "Command"]):
     """Commands by name, imported on access."""
 
     def __init__(self, package: str, modules: Mapping[str, str]) -> None:
-        self._package, self._modules = package, modules
+        self._package = package
+        self._modules = modules
 
     def __getitem__(self, name: str) -> Command:
         module = importlib.import_module(f"{self._package}.{self._modules[name]}")
         app = getattr(module, "app", None)
         if app is None:
-            app, function = typer.Typer(add_completion=False), name.replace("-", "_")
+            app = typer.Typer(add_completion=False)
+            function = name.replace("-", "_")
             app.command()(
                 expand_options(getattr(module, f"{function}_", None) or getattr(module, function))
             )
@@ -141,7 +148,8 @@ class _Commands(Mapping[str, "Command"]):
 def _lay_out(command: Command) -> None:
     """Joins each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no
     type."""
-    parts, texts = list[str](), dict[str, str]()
+    parts = list[str]()
+    texts = dict[str, str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if paragraph.startswith("Args:\n"):
             texts |= {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(paragraph)}

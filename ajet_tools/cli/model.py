@@ -14,7 +14,7 @@ from ajet_sdk.config.model_source import NAMED_MODELS
 from ajet_sdk.engines.fetch import fetch_model, fetched
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.options import expand_options
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import Result, TextResult
 from ajet_tools.text.tables import table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -31,12 +31,12 @@ def model() -> None:
 
 
 @dataclass(frozen=True)
-class FetchedModel(Result):
+class FetchedModel(TextResult):
     model: str
     path: Path
 
-    def show(self, out: Console) -> None:
-        out.print(str(self.path), soft_wrap=True)
+    def lines(self) -> list[str]:
+        return [str(self.path)]
 
 
 @dataclass(frozen=True)

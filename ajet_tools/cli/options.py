@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from typer import Exit, Option
 
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import Result, print_result
 from ajet_tools.cli.result import print_json as print_json
 
 if TYPE_CHECKING:
@@ -60,7 +59,10 @@ def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]
 
     @functools.wraps(command)
     def called(**values: object) -> None:
-        as_json = bool(values.pop("as_json")) if returns_result else False
+        if returns_result:
+            as_json = bool(values.pop("as_json"))
+        else:
+            as_json = False
         grouped = {
             name: group(
                 **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
@@ -69,9 +71,9 @@ def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]
         }
         result = command(**values, **grouped)
         if isinstance(result, Result):
-            # By name: commands that return no result don't need rich, which takes long to import.
-            output = importlib.import_module("ajet_tools.cli.result_output")
-            output.print_result(result, as_json=as_json)
+            print_result(result, as_json=as_json)
+            if result.failure is not None:
+                raise result.failure
             if result.exit_code:
                 raise Exit(result.exit_code)
 
@@ -85,9 +87,9 @@ def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]
 
 
 def _is_result(annotation: object) -> bool:
-    """Whether a return annotation is a Result, or a choice of them."""
+    """Whether a return annotation is a Result, a choice of them, or of them and None."""
     kinds = get_args(annotation) or (annotation,)
-    return all(isinstance(kind, type) and issubclass(kind, Result) for kind in kinds)
+    return any(isinstance(kind, type) and issubclass(kind, Result) for kind in kinds)
 
 
 def _parameters(group: type[DataclassInstance]) -> list[inspect.Parameter]:

@@ -70,14 +70,26 @@ class PlanResult(Result):
         made = self.fit
         shape = made.shape
         common = config.trainer_common
-        context = "" if shape.context is None else f", {shape.context:,} positions"
-        experts = f", {shape.experts} experts" if shape.experts > 1 else ""
+        if shape.context is None:
+            context = ""
+        else:
+            context = f", {shape.context:,} positions"
+        if shape.experts > 1:
+            experts = f", {shape.experts} experts"
+        else:
+            experts = ""
         say(
             f"{config.model.path}: {shape.parameters / 1e9:.2f} billion parameters,"
             f" {shape.layers} layers, {shape.heads} heads ({shape.kv_heads} of keys){experts}{context}"
         )
-        length = config.rollout.max_model_len if self.longest is None else self.longest
-        where = "rollout.max_model_len" if self.longest is None else "recorded"
+        if self.longest is None:
+            length = config.rollout.max_model_len
+        else:
+            length = self.longest
+        if self.longest is None:
+            where = "rollout.max_model_len"
+        else:
+            where = "recorded"
         say(
             f"backbone {config.backbone}: {common.nnodes} × {common.n_gpus_per_node} GPUs of"
             f" {made.memory / GB:g} GB; conversations of {length:,} tokens ({where})"
@@ -149,7 +161,10 @@ def plan(
         )
     longest = None if trace is None else _longest(trace)
     made = plan_run(config, shape, memory * GB, longest)
-    changes = mend(config, shape, memory * GB, longest) if made.problems else {}
+    if made.problems:
+        changes = mend(config, shape, memory * GB, longest)
+    else:
+        changes = {}
     return PlanResult(config, made, changes, longest)
 
 

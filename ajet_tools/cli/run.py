@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Option
 
 from ajet_sdk import run as sdk
@@ -26,7 +25,7 @@ from ajet_tools.cli.arguments import (
     WithLogview,
     split_arguments,
 )
-from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.cli.result import HIDDEN, TextResult
 from ajet_tools.cli.viewer import logview
 from ajet_tools.dataset.calibrate import ScoredRows, content_key, task_of_row, write_scored
 from ajet_tools.dataset.curation.descent import marked_rows
@@ -67,7 +66,7 @@ class ScoredTask:
 
 
 @dataclass(frozen=True)
-class RunResult(Result):
+class RunResult(TextResult):
     """Score of one set of tasks."""
 
     run_id: str
@@ -84,16 +83,17 @@ class RunResult(Result):
     @property
     def exit_code(self) -> int:
         is_measured = self.scored is None or not self.scored.unmeasured
-        return 0 if self.reward is not None and is_measured else 1
+        if self.reward is not None and is_measured:
+            return 0
+        return 1
 
     @property
     def compact(self) -> bool:
         return self.scored is not None and self.scored.path == "-"
 
-    def show(self, out: Console) -> None:
-        out.print(str(self.report), soft_wrap=True)
-        for line in _scored_lines(self.scored):
-            out.print(line, soft_wrap=True)
+    def lines(self) -> Iterator[str]:
+        yield str(self.report)
+        yield from _scored_lines(self.scored)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SetScore:
 
 
 @dataclass(frozen=True)
-class AdviceResult(Result):
+class AdviceResult(TextResult):
     """Scores of the training and held-out tasks, and how to train."""
 
     reports: dict[str, Report]
@@ -125,15 +125,14 @@ class AdviceResult(Result):
         scores = {name: _set_score(report) for name, report in self.reports.items()}
         return {**scores, "next": advice(self.reports)}
 
-    def show(self, out: Console) -> None:
-        for line in _advice_table(self.reports):
-            out.print(line, soft_wrap=True)
+    def lines(self) -> Iterator[str]:
+        yield from _advice_table(self.reports)
         for name, report in self.reports.items():
             for line in (*report.failures, *report.notices):
-                out.print(f"{name}: {line}", soft_wrap=True)
+                yield f"{name}: {line}"
         steps = "\n      ".join(advice(self.reports))
-        out.print(f"\nNext: {steps}", soft_wrap=True)
-        out.print(f"Traces are in {self.directory}", soft_wrap=True)
+        yield f"\nNext: {steps}"
+        yield f"Traces are in {self.directory}"
 
 
 def run(
@@ -201,7 +200,10 @@ def run(
         k = k or 1
         with ProgressBar("Episodes", len(chosen) * k) as bar:
             report = sdk.run(config, tasks=chosen, k=k, on_episode=lambda episode: bar.advance())
-    scored = write_scored(rows, report, out) if rows is not None and out is not None else None
+    if rows is not None and out is not None:
+        scored = write_scored(rows, report, out)
+    else:
+        scored = None
     return _result(report, scored)
 
 
@@ -223,7 +225,10 @@ def _rows(tasks: str | None, out: str, config: Config, limit: int | None) -> lis
 def _scored_lines(scored: ScoredRows | None) -> list[str]:
     if scored is None:
         return []
-    lines = [] if scored.path == "-" else [f"{counted(scored.rows, 'row')} to {scored.path}"]
+    if scored.path == "-":
+        lines = []
+    else:
+        lines = [f"{counted(scored.rows, 'row')} to {scored.path}"]
     for reason, count in scored.unmeasured.most_common(5):
         lines.append(f"  {counted(count, 'row')} {reason}")
     if scored.rejected_path is not None:
@@ -319,7 +324,10 @@ def _advice_table(reports: Mapping[str, Report]) -> list[str]:
     ]
     for name, report in reports.items():
         shown = [f"{report.pass_at[n]:.3f}" if n in report.pass_at else "-" for n in (1, k)]
-        reward = "-" if report.reward is None else f"{report.reward:.3f}"
+        if report.reward is None:
+            reward = "-"
+        else:
+            reward = f"{report.reward:.3f}"
         failed = f"{sum(score.failed for score in report.tasks)} of {len(report.episodes)}"
         signal = f"{_count_with_signal(report)} of {len(report.tasks)}"
         rows.append((name, str(len(report.tasks)), reward, *shown, signal, failed))
@@ -332,14 +340,13 @@ def _advice_table(reports: Mapping[str, Report]) -> list[str]:
 
 def advice(reports: Mapping[str, Report]) -> list[str]:
     """Returns advice from the scores of training tasks and held-out tasks, if any."""
-    train, held_out = reports["training"], reports.get("held-out")
+    train = reports["training"]
+    held_out = reports.get("held-out")
     if train.reward is None:
         return ["make the agent run: no attempt has a reward. See the failures above"]
-    first, best, signal = (
-        train.pass_at.get(1, 0.0),
-        max(train.pass_at.values(), default=0.0),
-        _count_with_signal(train),
-    )
+    first = train.pass_at.get(1, 0.0)
+    best = max(train.pass_at.values(), default=0.0)
+    signal = _count_with_signal(train)
     steps = [_first_step(train, first, best, signal)]
     if held_out is None:
         steps.append(
@@ -356,7 +363,8 @@ def advice(reports: Mapping[str, Report]) -> list[str]:
 
 
 def _first_step(train: Report, first: float, best: float, signal: int) -> str:
-    attempts, count = len(train.episodes), len(train.tasks)
+    attempts = len(train.episodes)
+    count = len(train.tasks)
     always = sum(score.solved == len(score.episodes) for score in train.tasks)
     alike = f"{always} always solved, {count - signal - always} never"
     if first >= _NEARLY_ALL:
@@ -368,22 +376,20 @@ def _first_step(train: Report, first: float, best: float, signal: int) -> str:
             " difficulty (`ajet run --out`)"
         )
     if not signal:
-        sure = (
-            f" ({attempts} attempts are few: confirm it with a larger -k)"
-            if attempts < _MANY
-            else ""
-        )
+        if attempts < _MANY:
+            sure = f" ({attempts} attempts are few: confirm it with a larger -k)"
+        else:
+            sure = ""
         return (
             "demonstrations, easier tasks or a larger model: no attempt solved its task, so"
             f" reinforcement learning has nothing to learn from{sure}. Train on demonstrations"
             " first (ajet.trainer_common.algorithm=sft), or let the judge give partial credit"
         )
     if signal < _FEW * count:
-        more = (
-            ""
-            if best > 0.5
-            else "; demonstrations (ajet.trainer_common.algorithm=sft) bring more within reach"
-        )
+        if best > 0.5:
+            more = ""
+        else:
+            more = "; demonstrations (ajet.trainer_common.algorithm=sft) bring more within reach"
         return (
             f"select tasks first (`ajet run --out`, `ajet dataset filter`): {signal} of {count} have signal"
             f" ({alike}){more}"

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ajet_sdk.reporting.results import TunedModel
 
 
-DEMO, PRETRAINED = "math_agent", "pretrained"
+DEMO = "math_agent"
+PRETRAINED = "pretrained"
 _SHORTER = (
     "ajet.experiment_name=demo",
     "ajet.data.train_batch_size=8",
@@ -133,11 +134,10 @@ def _init_job(
     _write(name, files)
     for file in files:
         echo(f"  {name / file}")
-    judge = (
-        "Write the judge in job.py"
-        if b"NotImplementedError" in files["job.py"]
-        else "Look at the judge in job.py"
-    )
+    if b"NotImplementedError" in files["job.py"]:
+        judge = "Write the judge in job.py"
+    else:
+        judge = "Look at the judge in job.py"
     echo(
         f"The agent is {agent.file.name}:{agent.name}, which is unchanged. {judge}, then measure a"
         f" baseline, and train:\n{_enter(name)}  ajet run --conf config.yaml --advise\n  ajet train"
@@ -150,7 +150,9 @@ def _from(folder: Path, model: str | None) -> str | None:
     if model is None or not Path(model).expanduser().exists():
         return model
     place = Path(model).expanduser()
-    return str(place) if place.is_absolute() else os.path.relpath(place.resolve(), folder.resolve())
+    if place.is_absolute():
+        return str(place)
+    return os.path.relpath(place.resolve(), folder.resolve())
 
 
 def _init_example(example: str, name: Path | None) -> None:
@@ -164,7 +166,10 @@ def _init_example(example: str, name: Path | None) -> None:
         return
     if example not in known:
         near = difflib.get_close_matches(example, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        else:
+            hint = f"there are {', '.join(known)}"
         raise ConfigError(f"there is no example {example!r}; {hint}")
     name = name or Path(f"example_{example}")
     files = _files(known[example])
@@ -238,7 +243,9 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _enter(folder: Path) -> str:
-    return "" if folder.resolve() == Path.cwd() else f"  cd {folder}\n"
+    if folder.resolve() == Path.cwd():
+        return ""
+    return f"  cd {folder}\n"
 
 
 def demo(
@@ -339,6 +346,9 @@ def _print_replies(config: Config, tuned: TunedModel) -> None:
     pairs = [(first, then) for first, then in rewards if first is not None and then is not None]
     means = [sum(values) / len(pairs) for values in zip(*pairs, strict=True)]
     gain = paired([then - first for first, then in pairs])
-    interval = "" if gain.low is None else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
+    if gain.low is None:
+        interval = ""
+    else:
+        interval = f" [{gain.low:+.2f}, {gain.high:+.2f}]"
     change = f"{means[0]:.2f} → {means[1]:.2f}, paired difference {gain.mean:+.2f}{interval}"
     echo(f"Reward on {len(pairs)} held-out questions: {change}")

@@ -301,10 +301,8 @@ def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
     agent."""
     if config.is_set("experiment_dir") or config.directory.exists():
         return config
-    base, stem = (
-        exp_dir or Path("launcher_record"),
-        re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name),
-    )
+    base = exp_dir or Path("launcher_record")
+    stem = re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name)
     experiments = sorted(
         p
         for p in base.glob(f"{stem}-*")
@@ -358,7 +356,10 @@ def configs_of(
 def _full_key(name: str, known: Sequence[str]) -> str:
     """Returns the full key; a unique last part is sufficient."""
     name = name.removeprefix("ajet.")
-    fitting = [name] if name in known else [key for key in known if key.endswith(f".{name}")]
+    if name in known:
+        fitting = [name]
+    else:
+        fitting = [key for key in known if key.endswith(f".{name}")]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Option
 
 from ajet_sdk.agent.model import Model
@@ -25,13 +25,13 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.options import pick
-from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.cli.result import HIDDEN, TextResult
 from ajet_tools.text.model_name import ModelName
 from ajet_tools.tuning import Reflect, tune
 
 
 @dataclass(frozen=True)
-class TuneResult(Result):
+class TuneResult(TextResult):
     directory: str
     prompts: dict[str, str]
     """The best prompt of each name."""
@@ -46,21 +46,19 @@ class TuneResult(Result):
     paired: Paired = field(metadata=HIDDEN)
     written_to: Path | None = field(default=None, metadata=HIDDEN)
 
-    def show(self, out: Console) -> None:
+    def lines(self) -> Iterator[str]:
         head = f"{self.candidates} prompts tried in {self.episodes} episodes. "
         if not self.changed:
-            out.print(
-                f"{head}None is better than the current prompt (held-out reward"
-                f" {self.before:.3f}).",
-                soft_wrap=True,
+            yield (
+                f"{head}None is better than the current prompt (held-out reward {self.before:.3f})."
             )
             return
         rewards = f"Held-out reward {self.before:.3f} before, {self.after:.3f} after"
-        out.print(f"{head}{rewards}: {_gain(self.paired)}.\n\n{self.diff}", soft_wrap=True)
+        yield f"{head}{rewards}: {_gain(self.paired)}.\n\n{self.diff}"
         if self.written_to is None:
-            out.print("To write it into the file, pass --apply.")
+            yield "To write it into the file, pass --apply."
         else:
-            out.print(f"Written to {self.written_to}", soft_wrap=True)
+            yield f"Written to {self.written_to}"
 
 
 def tune_prompt(

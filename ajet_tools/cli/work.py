@@ -130,9 +130,15 @@ def shown_summary(as_json: bool) -> Iterator[WorkSummary]:
 def _lines(summary: WorkSummary) -> list[str]:
     episodes = summary.episodes
     statuses = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    reward = "" if summary.reward is None else f"; mean reward {summary.reward:.3f}"
+    if summary.reward is None:
+        reward = ""
+    else:
+        reward = f"; mean reward {summary.reward:.3f}"
     lines = [f"{len(episodes)} episodes: {statuses}{reward}"]
-    shares = pass_at(episodes) if all(episode.split == "val" for episode in episodes) else {}
+    if all(episode.split == "val" for episode in episodes):
+        shares = pass_at(episodes)
+    else:
+        shares = {}
     for k, share in shares.items():
         lines.append(f"pass@{k} {share:.3f} of the validation")
     if summary.tokens:

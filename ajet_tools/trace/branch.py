@@ -66,13 +66,13 @@ def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -
             f" number or start of an id in episode {episode_id[:12]}; its calls:"
             f" {numbers}{' …' if len(calls) > 20 else ''}"
         )
-    call, known = fitting[0], fitting[0].logprobs
+    call = fitting[0]
+    known = fitting[0].logprobs
     if keep and (known is None or keep >= len(known)):
-        there = (
-            "no token ids with log-probabilities"
-            if known is None
-            else f"{len(known)} tokens; keep fewer of them"
-        )
+        if known is None:
+            there = "no token ids with log-probabilities"
+        else:
+            there = f"{len(known)} tokens; keep fewer of them"
         raise QueryError(f"--token {keep}: the reply of call {call.index} has {there}")
     [held_out] = reader.query(
         f"SELECT {OF_VALIDATION} AS held_out FROM episodes e WHERE e.episode_id = ?", [episode_id]
@@ -94,7 +94,8 @@ class _Request:
 
     @cached_property
     def _key(self) -> str:
-        tools, prompt = self.request.get("tools"), self.request.get("prompt")
+        tools = self.request.get("tools")
+        prompt = self.request.get("prompt")
         return json.dumps([self.agent, tools, prompt], sort_keys=True, default=str)
 
     def equals(self, request: _Request) -> bool:
@@ -162,11 +163,9 @@ class BranchingEngine:
                 " token; give a local model (--model PATH), or leave --token out to sample the"
                 " whole reply"
             )
-        self.engine, self.model, self.tokenizer = (
-            engine,
-            engine.model,
-            getattr(engine, "tokenizer", None),
-        )
+        self.engine = engine
+        self.model = engine.model
+        self.tokenizer = getattr(engine, "tokenizer", None)
         return self
 
     async def answer(self, ask: Ask) -> Answer:
@@ -189,12 +188,19 @@ class BranchingEngine:
                 return await self.engine.answer(ask)
             expected = next((r for r in (*progress.left, self._at) if r.agent == ask.agent), None)
             unknown = f"agent {ask.agent!r} sent a request that was not recorded"
-            progress.difference = unknown if expected is None else expected.difference(request)
+            if expected is None:
+                progress.difference = unknown
+            else:
+                progress.difference = expected.difference(request)
         raise NotReplayed(progress.difference)
 
     def _replay(self, ask: Ask, calls: Sequence[Call]) -> Answer:
-        first, engine = calls[0], self.engine
-        chat = engine.chat if isinstance(engine, TokenEngine | ScriptedEngine) else None
+        first = calls[0]
+        engine = self.engine
+        if isinstance(engine, TokenEngine | ScriptedEngine):
+            chat = engine.chat
+        else:
+            chat = None
         conversation = None if chat is None else chat.begin(ask)
         exact = first.prompt_ids is not None and (
             first.model == engine.model
@@ -217,7 +223,10 @@ class BranchingEngine:
                         choice.message,
                         conversation.sampling.stop,
                     )
-        ids = first.prompt_ids.tolist() if exact and first.prompt_ids is not None else None
+        if exact and first.prompt_ids is not None:
+            ids = first.prompt_ids.tolist()
+        else:
+            ids = None
         return Answer(
             choices,
             first.model,
@@ -228,18 +237,18 @@ class BranchingEngine:
 
     async def _continue(self, ask: Ask, progress: _Progress) -> Answer:
         """Sample replies that begin with the kept tokens."""
-        call, engine, keep = self.point.call, self.engine, self.point.keep
+        call = self.point.call
+        engine = self.engine
+        keep = self.point.keep
         assert (
             isinstance(engine, TokenEngine)
             and call.output_ids is not None
             and call.logprobs is not None
         )
         conversation = engine.chat.begin(ask)
-        sampling, kept, logprobs = (
-            conversation.sampling,
-            call.output_ids[:keep].tolist(),
-            call.logprobs[:keep].tolist(),
-        )
+        sampling = conversation.sampling
+        kept = call.output_ids[:keep].tolist()
+        logprobs = call.logprobs[:keep].tolist()
         if not _same_prompt(conversation, call):
             progress.difference = (
                 f"the prompt of call {call.index} has other token ids with this model"
@@ -248,8 +257,12 @@ class BranchingEngine:
             progress.difference = "a grammar, a penalty or a bias needs the whole reply"
         if progress.difference:
             raise NotReplayed(f"{progress.difference}; leave --token out")
-        limit = None if sampling.max_tokens is None else max(1, sampling.max_tokens - keep)
-        prompt, session = [*conversation.prompt_ids, *kept], f"{ask.episode_id}/{ask.agent}"
+        if sampling.max_tokens is None:
+            limit = None
+        else:
+            limit = max(1, sampling.max_tokens - keep)
+        prompt = [*conversation.prompt_ids, *kept]
+        session = f"{ask.episode_id}/{ask.agent}"
         sampled = []
         for rest in await engine.sample(
             replace(conversation, prompt_ids=prompt, sampling=replace(sampling, max_tokens=limit)),
@@ -257,8 +270,14 @@ class BranchingEngine:
         ):
             ids = [*kept, *rest.output_ids]
             behind = engine.tokenizer.decode(rest.output_ids)[len(rest.text or "") :]
-            text = None if rest.text is None else engine.tokenizer.decode(ids).removesuffix(behind)
-            both = None if rest.logprobs is None else [*logprobs, *rest.logprobs]
+            if rest.text is None:
+                text = None
+            else:
+                text = engine.tokenizer.decode(ids).removesuffix(behind)
+            if rest.logprobs is None:
+                both = None
+            else:
+                both = [*logprobs, *rest.logprobs]
             sampled.append(Sampled(ids, both, rest.finish_reason, rest.policy_version, text))
         return engine.chat.answer(conversation, sampled, engine.model)
 
@@ -281,7 +300,8 @@ class BranchingEngine:
         follow."""
 
         def position(call: Call) -> int:
-            request, recorded = _Request(call.agent, call.request), enumerate(self._recorded)
+            request = _Request(call.agent, call.request)
+            recorded = enumerate(self._recorded)
             return next((i for i, known in recorded if known.equals(request)), len(self._recorded))
 
         return episode.model_copy(update={"calls": tuple(sorted(episode.calls, key=position))})
@@ -313,8 +333,14 @@ def _same_prompt(conversation: Conversation, call: Call) -> bool:
 def _choice(call: Call, exact: bool) -> Choice:
     """Convert a recorded choice; token ids are kept if `exact`."""
     [raw, *_] = call.response["choices"]
-    ids = call.output_ids.tolist() if exact and call.output_ids is not None else None
-    logprobs = None if ids is None or call.logprobs is None else call.logprobs.tolist()
+    if exact and call.output_ids is not None:
+        ids = call.output_ids.tolist()
+    else:
+        ids = None
+    if ids is None or call.logprobs is None:
+        logprobs = None
+    else:
+        logprobs = call.logprobs.tolist()
     finish = call.finish_reason or "stop"
     return Choice(
         raw.get("message"),
@@ -342,7 +368,9 @@ class Fork:
     @property
     def reward(self) -> float | None:
         """Reward of the fork; None for a failed attempt, or without a judge."""
-        return None if self.why_not else self.episode.reward
+        if self.why_not:
+            return None
+        return self.episode.reward
 
 
 def sample_forks(

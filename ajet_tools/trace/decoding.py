@@ -63,12 +63,17 @@ def vocabulary(
         scripted = ByteTokenizer()
 
         def token_bytes(token_id: int) -> bytes:
-            return scripted.token_bytes(token_id) if 0 <= token_id < scripted.vocab_size else b""
+            if 0 <= token_id < scripted.vocab_size:
+                return scripted.token_bytes(token_id)
+            return b""
 
         source = "the scripted engine's bytes"
         return Vocabulary(token_bytes, scripted.is_special, source, ChatTemplate.known(scripted))
     path = model.get("path")
-    checkpoint = [] if trace is None else [_folder(trace) / "checkpoint" / run_id / "model"]
+    if trace is None:
+        checkpoint = []
+    else:
+        checkpoint = [_folder(trace) / "checkpoint" / run_id / "model"]
     for candidate in (*checkpoint, *model_places(job, trace)):
         if candidate.is_dir():
             return _load(candidate)
@@ -102,14 +107,21 @@ def model_places(job: object, trace: Path | None) -> Iterator[Path]:
     run, which may have had another seed.
     """
     model, common = (_section(job, name) for name in ("model", "trainer_common"))
-    path, seed = model.get("path"), common.get("seed")
+    path = model.get("path")
+    seed = common.get("seed")
     if not isinstance(path, str) or not path:
         return
-    above = [] if trace is None else [_folder(trace), *list(_folder(trace).parents)[:3]]
+    if trace is None:
+        above = []
+    else:
+        above = [_folder(trace), *list(_folder(trace).parents)[:3]]
     for candidate in (Path(path).expanduser(), *(folder / path for folder in above)):
         if model.get("recipe") and isinstance(seed, int):
             of_seed = made_for_seed(candidate, seed)
-            candidate = of_seed if of_seed.is_dir() or candidate.is_symlink() else candidate
+            if of_seed.is_dir() or candidate.is_symlink():
+                candidate = of_seed
+            else:
+                candidate = candidate
         yield candidate
 
 
@@ -133,7 +145,9 @@ def _cached(name: str) -> Path | None:
         cached = try_to_load_from_cache(name, "tokenizer.json")
     except HFValidationError:  # a path, not a name
         return None
-    return Path(cached).parent if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached).parent
+    return None
 
 
 def _load(path: Path) -> Vocabulary:
@@ -165,12 +179,18 @@ def _read(file: Path, changed: int) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     contents = {i: str(token.content).encode() for i, token in added.items()}
-    alphabet = byte_alphabet() if is_byte_level(file.read_bytes()) else None
+    if is_byte_level(file.read_bytes()):
+        alphabet = byte_alphabet()
+    else:
+        alphabet = None
 
     def token_bytes(token_id: int) -> bytes:
         content = contents.get(token_id)
         if content is None:
-            token = backend.id_to_token(token_id) if token_id >= 0 else None
+            if token_id >= 0:
+                token = backend.id_to_token(token_id)
+            else:
+                token = None
             content = contents[token_id] = b"" if token is None else exact_bytes(token, alphabet)
         return content
 
@@ -179,17 +199,15 @@ def _read(file: Path, changed: int) -> Vocabulary:
 
 def _template_beside(file: Path) -> ChatTemplate | None:
     """Read the chat template from the files that transformers saves with a `tokenizer.json`."""
-    settings, template_file = (
-        file.with_name("tokenizer_config.json"),
-        file.with_name("chat_template.jinja"),
-    )
+    settings = file.with_name("tokenizer_config.json")
+    template_file = file.with_name("chat_template.jinja")
     try:
         config: dict[str, object] = json.loads(settings.read_bytes()) if settings.is_file() else {}
-        source = (
-            template_file.read_text(encoding="utf-8")
-            if template_file.is_file()
-            else config.get("chat_template")
-        )
+        source: object
+        if template_file.is_file():
+            source = template_file.read_text(encoding="utf-8")
+        else:
+            source = config.get("chat_template")
         if not isinstance(source, str):
             return None
         tokens = {

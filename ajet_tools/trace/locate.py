@@ -67,7 +67,8 @@ def open_named(name: str | None = None, path: Path | None = None) -> Named:
     for a missing path.
     """
     if name is None and path is not None and not path.exists():
-        name, path = str(path), None
+        name = str(path)
+        path = None
     if name is None:
         return Named(*open_located(path), None)
     as_path = Path(name)
@@ -94,7 +95,10 @@ def state_of(path: Path, reader: TraceReader | None = None) -> State:
     search for files."""
     stamps = []
     try:
-        files = reader.files() if isinstance(reader, Trace) else trace_files(path)
+        if isinstance(reader, Trace):
+            files = reader.files()
+        else:
+            files = trace_files(path)
     except TraceError:
         return State(live=False)
     for file in files:

@@ -67,7 +67,9 @@ _OPERATORS = "+*/=^×÷<>%"
 
 def _in_sum(match: re.Match[str]) -> bool:
     """Whether the digits are next to an arithmetic operator."""
-    text, start, end = match.string, match.start(), match.end()
+    text = match.string
+    start = match.start()
+    end = match.end()
     before = text[max(0, start - 3) : start].rstrip()
     after = text[end : end + 3].lstrip()
     return (before[-1:] in _OPERATORS and before != "") or (after[:1] in _OPERATORS and after != "")
@@ -82,7 +84,9 @@ _ARITHMETIC = re.compile(
 
 def _north_american(match: re.Match[str]) -> bool:
     """Accept 555-123-4567 as a phone number, unless the text around it suggests a subtraction."""
-    text, start, end = match.string, match.start(), match.end()
+    text = match.string
+    start = match.start()
+    end = match.end()
     around = text[max(0, start - 2) : start] + text[end : end + 2]
     return not (
         _in_sum(match)
@@ -103,7 +107,9 @@ def _international(match: re.Match[str]) -> bool:
 
 def _national(match: re.Match[str]) -> bool:
     """Accept 030 1234567 or 06 12 34 56 78 as a phone number, and no date, clock time or sum."""
-    text, start, end = match.string, match.start(), match.end()
+    text = match.string
+    start = match.start()
+    end = match.end()
     is_date = re.fullmatch(r"0\d[-/ ]\d\d[-/ ]\d{4}", match[0]) is not None
     asked = _ARITHMETIC.search(text[max(0, start - 60) : start])
     listed = re.search(r"\d[, ]+$", text[max(0, start - 4) : start]) or re.match(
@@ -529,7 +535,9 @@ class Redactor:
             return known[1]
         if isinstance(value, list | tuple):
             items = [self.value(v) for v in value]
-            return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+            if any(a is not b for a, b in zip(items, value, strict=True)):
+                return items
+            return value
         return value
 
     def _object(self, value: Mapping[object, object]) -> object:
@@ -542,7 +550,9 @@ class Redactor:
         pairs = {
             k: self._secret(v) if is_secret(k, value) else self.value(v) for k, v in value.items()
         }
-        return pairs if any(pairs[k] is not value[k] for k in pairs) else value
+        if any(pairs[k] is not value[k] for k in pairs):
+            return pairs
+        return value
 
     def _json(self, text: str) -> str:
         """Redact a text; if it is JSON itself (arguments of a tool call), redact its values and
@@ -553,7 +563,9 @@ class Redactor:
             except (ValueError, RecursionError):
                 return self._plain(text)
             changed = self.value(parsed)
-            return text if changed is parsed else json.dumps(changed, ensure_ascii=False)
+            if changed is parsed:
+                return text
+            return json.dumps(changed, ensure_ascii=False)
         return self._plain(text)
 
     def _plain(self, text: str) -> str:
@@ -565,11 +577,14 @@ class Redactor:
         return "".join([*pieces, self._prose(text[end:])])
 
     def _picture(self, text: str) -> str:
-        return text if self._keeps_pictures else self._placeholder(PICTURE, text)
+        if self._keeps_pictures:
+            return text
+        return self._placeholder(PICTURE, text)
 
     def _prose(self, text: str) -> str:
         if "://" in text:
-            parts, last = list[str](), 0
+            parts = list[str]()
+            last = 0
             for start, end in secrets_in(text):
                 value = text[start:end]
                 parts += (
@@ -578,7 +593,8 @@ class Redactor:
                 )
                 last = end
             text = "".join((*parts, text[last:]))
-        lower, digits = text.lower(), _DIGITS.search(text) is not None
+        lower = text.lower()
+        digits = _DIGITS.search(text) is not None
         for rule in RULES:
             if rule.may_match(lower, digits):
                 text = rule.pattern.sub(lambda match, rule=rule: self._replaced(rule, match), text)  # type: ignore[misc]
@@ -589,17 +605,16 @@ class Redactor:
         value = match[group]
         if _PLACED.search(value) or (rule.check and not rule.check(match)):
             return match[0]
-        start, end = match.start(group) - match.start(), match.end(group) - match.start()
+        start = match.start(group) - match.start()
+        end = match.end(group) - match.start()
         return match[0][:start] + self._placeholder(rule.kind, value) + match[0][end:]
 
     def _secret(self, value: object) -> object:
         """Redact the value of a key that names a secret."""
         if isinstance(value, str):
-            return (
-                self._placeholder("secret", value)
-                if value and not _PLACED.fullmatch(value)
-                else value
-            )
+            if value and not _PLACED.fullmatch(value):
+                return self._placeholder("secret", value)
+            return value
         if isinstance(value, list | tuple):
             return [self._secret(item) for item in value] or value
         return self.value(value)

@@ -49,7 +49,9 @@ class RejudgedEpisode:
 
     @property
     def change(self) -> float | None:
-        return None if self.before is None or self.after is None else self.after - self.before
+        if self.before is None or self.after is None:
+            return None
+        return self.after - self.before
 
 
 class TaskChange(TypedDict):
@@ -85,8 +87,10 @@ class Changes:
 
     def mean(self, which: str) -> float | None:
         """Return the mean reward `before` or `after`."""
-        values = [getattr(v, which) for v in self.both]
-        return sum(values) / len(values) if values else None
+        values: list[float] = [getattr(v, which) for v in self.both]
+        if values:
+            return sum(values) / len(values)
+        return None
 
     def by_task(self) -> list[TaskChange]:
         """Return mean rewards by task, largest change first."""
@@ -117,7 +121,8 @@ class Changes:
         for group in grouped(self.both, lambda v: v.group_id).values():
             if len(group) < 2:
                 continue
-            before, after = _varied(v.before for v in group), _varied(v.after for v in group)
+            before = _varied(v.before for v in group)
+            after = _varied(v.after for v in group)
             counts["groups"] += 1
             counts["before"] += before
             counts["after"] += after
@@ -143,11 +148,9 @@ Whole = Literal["group", "step"]
 
 def compared_over(config: Config) -> Whole:
     """Return the unit over which the estimator of a run compares rewards."""
-    return (
-        "step"
-        if config.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus"
-        else "group"
-    )
+    if config.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus":
+        return "step"
+    return "group"
 
 
 def groups_of(
@@ -313,7 +316,10 @@ def advantages(
     for episode in group:
         calls = []
         for number, call in enumerate(episode.calls):
-            sampled = 1 if call.output_ids is None else len(call.output_ids)
+            if call.output_ids is None:
+                sampled = 1
+            else:
+                sampled = len(call.output_ids)
             ids = np.full(sampled + 1, number, np.int32)
             tokens = {
                 "prompt_ids": ids[:1],
@@ -341,8 +347,10 @@ def _verdicts(
 ) -> Iterator[RejudgedEpisode]:
     """Compare both judges; `crashed` are the other episodes of the groups, which count with the
     failure reward."""
-    algorithm, rollout = config.trainer_common.algorithm, config.rollout
-    old, new = dict[str, float](), dict[str, float]()
+    algorithm = config.trainer_common.algorithm
+    rollout = config.rollout
+    old = dict[str, float]()
+    new = dict[str, float]()
     for side, by_call in ((before, old), (after, new)):
         for step in grouped(
             [*side, *crashed], lambda episode: (episode.step, episode.split)

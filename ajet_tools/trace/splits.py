@@ -56,7 +56,10 @@ def splits_of(
             merged = merge(calls)
             if merged.splits:
                 texts = vocabulary_of(ended.run_id if ended else None)
-                merged = merge(calls, texts.decode, texts.template) if texts else merged
+                if texts:
+                    merged = merge(calls, texts.decode, texts.template)
+                else:
+                    merged = merged
             timelines += len(merged.timelines)
             sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
             splits += [(episode_id, split) for split in merged.splits]

@@ -11,7 +11,8 @@ from textual.filter import LineFilter
 
 LEAST = 4.5
 """Minimum contrast of text (WCAG 2.2, 1.4.3)."""
-_BLACK, _WHITE = Color(0, 0, 0), Color(255, 255, 255)
+_BLACK = Color(0, 0, 0)
+_WHITE = Color(255, 255, 255)
 _DECORATION = dict.fromkeys(range(0x2500, 0x25A0))
 """Borders, rules, scroll bars, sparklines."""
 
@@ -48,7 +49,10 @@ def _readable(style: Style, background: Color) -> Style:
     if style.bgcolor is not None and style.bgcolor.triplet is None:
         return style
     front = Color.from_rich_color(style.color)
-    ground = background if style.bgcolor is None else Color.from_rich_color(style.bgcolor)
+    if style.bgcolor is None:
+        ground = background
+    else:
+        ground = Color.from_rich_color(style.bgcolor)
     if style.reverse:
         return style + Style(bgcolor=readable(ground, front).rich_color)
     return style + Style(color=readable(front, ground).rich_color)
@@ -56,9 +60,11 @@ def _readable(style: Style, background: Color) -> Style:
 
 def readable(color: Color, background: Color) -> Color:
     """Return the nearest shade of a colour with a contrast of `LEAST`."""
-    goal, other = _BLACK, _WHITE
+    goal = _BLACK
+    other = _WHITE
     if _luminance(color) > _luminance(background):
-        goal, other = _WHITE, _BLACK
+        goal = _WHITE
+        other = _BLACK
     if contrast(goal, background) < LEAST:
         goal = other
     shade = color

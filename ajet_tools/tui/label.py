@@ -49,7 +49,10 @@ def _lines(values: Mapping[str, object], before: str = "") -> Iterator[str]:
         elif isinstance(value, str) and ("\n" in value or len(value) > 60):
             yield f"{path}:\n{_indented(value)}"
         else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if isinstance(value, str):
+                text = value
+            else:
+                text = json.dumps(value, ensure_ascii=False)
             yield f"{path}: {text}"
 
 
@@ -106,12 +109,17 @@ class LabelScreen(Screen[None]):
             self.app.fail(error)
             return
         labelled = [self.app.labels.of(row.values) is not None for row in self.sample]
-        self.position = labelled.index(False) if False in labelled else len(labelled)
+        if False in labelled:
+            self.position = labelled.index(False)
+        else:
+            self.position = len(labelled)
         self.show_row()
 
     @property
     def row(self) -> Row | None:
-        return self.sample[self.position] if self.position < len(self.sample) else None
+        if self.position < len(self.sample):
+            return self.sample[self.position]
+        return None
 
     def show_row(self) -> None:
         text = "all rows of the sample are labelled; u goes back, q leaves"

@@ -1,7 +1,7 @@
 """`ajet trace ls` over the files of many nodes: what a file more costs.
 
-The files are one trace under many names, each read as a file of its own, and one that holds the
-first page. The command runs in a process of its own, and its processor time counts.
+Each file has four episodes of one run, but for the first, which holds the first page. The command
+runs in a process of its own, and its processor time counts.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run
 from tests.bench import Figure
 
-FEWER, MORE = 100, 1000
+FEWER, MORE = 50, 500
 ROUNDS = 3
 
 
 def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as directory:
-        node, newest = Path(directory) / "node.duckdb", Path(directory) / "newest.duckdb"
-        _write(node, 4)
-        _write(newest, 24)
+        all_files = [Path(directory) / f"trace-{i:04}.duckdb" for i in range(MORE)]
+        for i, file in enumerate(all_files):
+            _write(file, f"node{i}", 4 if i else 24)
         taken = {}
         for count in (1, FEWER, MORE):
             nodes = Path(directory) / str(count)
             nodes.mkdir()
-            os.link(newest, nodes / "trace.duckdb")
-            for i in range(1, count):
-                os.link(node, nodes / f"trace-{i:04}.duckdb")
+            for file in all_files[:count]:
+                os.link(file, nodes / file.name)
             taken[count] = statistics.median(_list(nodes) for _ in range(ROUNDS))
     ratio = (taken[MORE] - taken[1]) / (taken[FEWER] - taken[1])
     return [
@@ -51,14 +50,14 @@ def main() -> list[Figure]:
     ]
 
 
-def _write(file: Path, episodes: int) -> None:
+def _write(file: Path, node: str, episodes: int) -> None:
     with TraceWriter(file) as writer:
-        writer.put(Run(run_id="run", status="finished"))
+        if node == "node0":
+            writer.put(Run(run_id="run", status="finished"))
         for i in range(episodes):
-            writer.put(Call(episode_id=f"{episodes}e{i}", prompt_ids=[1, 2], output_ids=[3]))
-            writer.put(
-                Episode(episode_id=f"{episodes}e{i}", run_id="run", rewards=(Reward(value=1),))
-            )
+            episode_id = f"{node}-{i}"
+            writer.put(Call(episode_id=episode_id, prompt_ids=[1, 2], output_ids=[3]))
+            writer.put(Episode(episode_id=episode_id, run_id="run", rewards=(Reward(value=1),)))
 
 
 def _list(nodes: Path) -> float:

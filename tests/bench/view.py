@@ -54,10 +54,8 @@ def main() -> list[Figure]:
             look["page after a pause"],
             "CPU-ms",
         ),
-        Figure("a page before all is counted, not in order of time", look["page before"], "CPU-ms"),
-        Figure(
-            "sort by any column, its values not yet read", orders, "CPU-ms", "< 300", orders < 300
-        ),
+        Figure("first page in another order than time: all are counted", look["counted"], "CPU-ms"),
+        Figure("sort by any column, once all are counted", orders, "CPU-ms", "< 300", orders < 300),
         Figure("looking for new episodes where there are none", look["refresh"], "CPU-ms"),
         Figure("filter by a field of calls", look["filter"], "CPU-ms"),
         Figure("peak memory of all that", look["memory"], "MB", "< 300", look["memory"] < 300),
@@ -170,7 +168,7 @@ def listing(path: Path) -> dict[str, float]:
         found = {"first": time.process_time() - started}
         time.sleep(PAUSE)
         by_group = latest.sorted(reader, "group_id", False)
-        found["page before"] = 1e3 * _seconds(lambda: by_group.page(reader, EPISODES // 2, PAGE), 3)
+        found["counted"] = 1e3 * _seconds(lambda: by_group.page(reader, EPISODES // 2, PAGE))
         orders, pages = [], []
         for column in COLUMNS:
             time.sleep(PAUSE)

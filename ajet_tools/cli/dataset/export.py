@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.cli.dataset.options import (
     Out,
     RowOptions,
+    RowsResult,
     Sources,
     counted,
     counting,
@@ -31,6 +33,22 @@ from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Writer
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportResult(RowsResult):
+    format: Format
+    splits: Mapping[str, int]
+    left_out: Mapping[str, int]
+    """Rows by the reason why they were left out."""
+
+    def lines(self) -> Iterator[str]:
+        yield f"{counted(self.rows, 'row')} of {self.format}{to_place(self.path)}"
+        if len(self.splits) > 1:
+            for name, number in self.splits.items():
+                yield f"  {name}: {counted(number, 'row')}"
+        yield from left_out_lines(self.left_out)
+        yield from self.bad_row_lines()
+
+
 def export(
     sources: Sources,
     *,
@@ -43,7 +61,7 @@ def export(
         bool, Option("--card/--no-card", help="For a directory: write README.md.")
     ] = True,
     rows: RowOptions,
-) -> None:
+) -> ExportResult:
     """Convert a dataset to the format of a training library.
 
     `messages` and `sharegpt` end in the row's reply or answer, `trl-prompt` has the metadata as
@@ -80,12 +98,14 @@ def export(
             written[name] = writer.rows
     if card and _is_directory(out):
         _write_card(Path(out), written, format, left_out)
-    total = sum(written.values())
-    summary = {"format": format, "rows": total, "splits": written, "left_out": dict(left_out)}
-    lines = [f"{counted(total, 'row')} of {format}{to_place(out)}", *left_out_lines(left_out)]
-    if len(written) > 1:
-        lines[1:1] = [f"  {name}: {counted(number, 'row')}" for name, number in written.items()]
-    rows.report({**summary, "bad_rows": rows.bad.count, "path": out}, lines, out)
+    return ExportResult(
+        rows=sum(written.values()),
+        path=out,
+        bad=rows.bad,
+        format=format,
+        splits=written,
+        left_out=left_out,
+    )
 
 
 def _is_directory(out: str) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from ajet_sdk.engines.budget import Budget
@@ -20,6 +18,7 @@ from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.run import open_run
 from ajet_tools.cli.arguments import AgentOptions
 from ajet_tools.cli.dataset.generation import (
+    DryRun,
     GenerationOptions,
     VerifyHow,
     confirm,
@@ -27,7 +26,6 @@ from ajet_tools.cli.dataset.generation import (
 )
 from ajet_tools.cli.dataset.generation_report import GenerationReport, progress
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
-from ajet_tools.cli.result_output import print_result
 from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
@@ -36,10 +34,10 @@ from ajet_tools.dataset.from_traces.export import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.cells import cells_of
 from ajet_tools.dataset.generate.directory import Directory
+from ajet_tools.dataset.generate.estimate import Estimate
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
-from ajet_tools.dataset.generate.records import Interrupted
 from ajet_tools.dataset.generate.runs import GenerationRun, generate, read_corpus
 from ajet_tools.dataset.generate.seeds import select_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
@@ -99,7 +97,7 @@ def expand(
     policy: Annotated[str | None, Option("--for", metavar="MODEL,...")] = None,
     conf: Annotated[Path | None, Option("--conf", "-c")] = None,
     options: GenerationOptions,
-) -> None:
+) -> GenerationReport | DryRun | None:
     """Grow a dataset from a few examples: more tasks like them, with verified answers and without
     duplicates.
 
@@ -154,7 +152,7 @@ def expand(
     if options.show_prompt:
         source = Expansion(rows, config)
         show_prompts((source.preview(name), config.prompt(name)) for name in config.strategies)
-        return
+        return None
     directory = options.directory()
     endpoint = options.endpoint(directory)
     started = time.monotonic()
@@ -167,11 +165,11 @@ def expand(
             evals=options.eval or [],
             value=value,
             held_out=held_out,
-            confirm=lambda estimate: confirm(estimate, options),
+            confirm=lambda estimate: confirm(_cost_lines(estimate), options),
             dry_run=options.dry_run,
             watching=lambda pipeline: progress(pipeline, count),
         )
-    _finish(run, endpoint.budget, options, seconds=time.monotonic() - started)
+    return _result(run, endpoint.budget, options, seconds=time.monotonic() - started)
 
 
 def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -184,30 +182,27 @@ def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
     return list(names), None
 
 
-def _finish(
+def _result(
     made: GenerationRun,
     budget: Budget,
     options: GenerationOptions,
     *,
     seconds: float,
     corpus: Corpus | None = None,
-) -> None:
-    """Prints the result. Raises the error that ended generation early, else one about documents
-    that could not be read; KeyboardInterrupt after Ctrl-C, Exit with 143 after SIGTERM."""
+) -> GenerationReport | DryRun:
     if options.dry_run:
-        return
-    report = GenerationReport(made, budget, corpus, seconds=seconds)
-    print_result(report, as_json=options.as_json)
-    stopped = made.result.stopped
-    if isinstance(stopped, Interrupted):
-        if stopped.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        echo(f"Terminated: {stopped}", err=True)
-        raise typer.Exit(128 + stopped.signal)
-    if stopped is not None:
-        raise stopped
-    if corpus is not None and corpus.failure is not None:
-        raise corpus.failure
+        return DryRun(made.estimate, _cost_lines(made.estimate, corpus))
+    return GenerationReport(made, budget, corpus, seconds=seconds)
+
+
+def _cost_lines(estimate: Estimate, corpus: Corpus | None = None) -> list[str]:
+    """Returns what is left to do, and what it costs."""
+    lines = []
+    if corpus is not None:
+        lines.append(_read(corpus))
+    if estimate.accepted:
+        lines.append(f"{counted(estimate.accepted, 'row')} from stored replies.")
+    return [*lines, f"{estimate.as_text()}."]
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
@@ -217,8 +212,14 @@ def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | N
     with opened_sources([trace]) as sources:
         result, row_values = task_rows(sources, choice, Options(need_answer=True))
         rows = [Row(f"failed task {number}", values) for number, values in enumerate(row_values, 1)]
-        held_out = None if include_validation else leaks_of(validation_tasks(sources.reader))
-    left_out = f"; {counted(len(result.rejected_rows), 'task')} left out" if result.rejected else ""
+        if include_validation:
+            held_out = None
+        else:
+            held_out = leaks_of(validation_tasks(sources.reader))
+    if result.rejected:
+        left_out = f"; {counted(len(result.rejected_rows), 'task')} left out"
+    else:
+        left_out = ""
     echo(
         f"{counted(len(rows), 'task')} with answers of"
         f" {counted(result.chosen, 'failed episode')}{left_out}",
@@ -239,7 +240,7 @@ def from_docs(
     kind: Annotated[list[str] | None, Option(metavar="NAME|FILE")] = None,
     verify: VerifyHow = "llm",
     options: GenerationOptions,
-) -> None:
+) -> GenerationReport | DryRun | None:
     """Generate tasks from documents, each with an answer and the passage it comes from.
 
     With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the
@@ -279,7 +280,7 @@ def from_docs(
             (source.preview(number), config.prompt(name))
             for number, name in enumerate(config.kinds)
         )
-        return
+        return None
     endpoint = options.endpoint(directory)
     started = time.monotonic()
     chunks = sum(len(entry.chunks) for entry in corpus.held)
@@ -289,12 +290,12 @@ def from_docs(
         endpoint,
         verify=options.verification(verify, settings),
         evals=options.eval or [],
-        confirm=lambda estimate: confirm(estimate, options, [_read(corpus)]),
+        confirm=lambda estimate: confirm(_cost_lines(estimate, corpus), options),
         dry_run=options.dry_run,
         watching=lambda pipeline: progress(pipeline, count, chunks),
     )
     seconds = time.monotonic() - started
-    _finish(run, endpoint.budget, options, seconds=seconds, corpus=corpus)
+    return _result(run, endpoint.budget, options, seconds=seconds, corpus=corpus)
 
 
 def _read(corpus: Corpus) -> str:

@@ -18,9 +18,9 @@ from typer import Option
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.dataset.options import Map, counted, mapping_of
+from ajet_tools.cli.dataset.options import Map, mapping_of
 from ajet_tools.cli.model_option import CONCURRENCY, parse_budget
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import TextResult
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.estimate import Estimate
@@ -134,7 +134,6 @@ class GenerationOptions:
     yes: Annotated[bool, Option("--yes", "-y")] = False
     show_prompt: Annotated[bool, Option("--show-prompt")] = False
     dry_run: Annotated[bool, Option("--dry-run")] = False
-    as_json: AsJson = False
 
     def settings(self, **more: type) -> Settings:
         return Settings.parse(self.changes or (), {**ROW_SETTINGS, **more})
@@ -172,7 +171,10 @@ class GenerationOptions:
             raise ConfigError(
                 "no model: pass --model NAME@URL, a checkpoint's directory or FILE.py:FUNCTION"
             )
-        cache = directory.cache if directory.cache.exists() or not self.dry_run else None
+        if directory.cache.exists() or not self.dry_run:
+            cache = directory.cache
+        else:
+            cache = None
         base_url = os.environ.get("OPENAI_BASE_URL", "")
         how = {"concurrency": CONCURRENCY, "cache": cache, "budget": budget}
         return spec.open(base_url, **how)
@@ -199,27 +201,26 @@ def show_prompts(first: Iterable[tuple[Call, Prompt]]) -> None:
         echo(f"===== {prompt.label}\n{call.messages[1]['content']}\n")
 
 
-def confirm(estimate: Estimate, options: GenerationOptions, before: Sequence[str] = ()) -> None:
+@dataclass(frozen=True)
+class DryRun(TextResult):
+    estimate: Estimate
+    costs: Sequence[str]
+
+    def document(self) -> object:
+        return self.estimate
+
+    def lines(self) -> list[str]:
+        return [*self.costs, "Nothing was sent."]
+
+
+def confirm(lines: Sequence[str], options: GenerationOptions) -> None:
     """Prints the estimated cost of the work left and, on a terminal, asks for confirmation.
 
     Raises ConfigError without a terminal, Exit if the user declines.
     """
-    lines = list(before)
-    if estimate.accepted:
-        lines.append(f"{counted(estimate.accepted, 'row')} from stored replies.")
-    lines.append(f"{estimate.as_text()}.")
-    if options.dry_run:
-        if options.as_json:
-            print_json(estimate)
-            return
-        for line in (*lines, "Nothing was sent."):
-            echo(line)
-        return
-    is_free = options.spec().is_scripted
-    if not (is_free and options.as_json):
-        for line in lines:
-            echo(line, err=True)
-    if is_free or options.yes:
+    for line in lines:
+        echo(line, err=True)
+    if options.spec().is_scripted or options.yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError(

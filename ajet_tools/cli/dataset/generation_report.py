@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -15,10 +16,10 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.reporting import output
 from ajet_tools.cli.dataset.options import counted
 from ajet_tools.cli.options import pick
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import TextResult
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.generate.pipeline import Pipeline
-from ajet_tools.dataset.generate.records import GenerationResult
+from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
 from ajet_tools.dataset.generate.runs import GenerationRun
 from ajet_tools.dataset.labels import ErrorEstimate, error_lines, errors_of
 
@@ -76,11 +77,31 @@ def _fit(before: str, items: Sequence[str], width: int) -> str:
 
 
 @dataclass(frozen=True)
-class GenerationReport(Result):
+class GenerationReport(TextResult):
     made: GenerationRun
     budget: Budget
     corpus: Corpus | None
     seconds: float = field(kw_only=True)
+
+    @property
+    def exit_code(self) -> int:
+        stopped = self.made.result.stopped
+        if isinstance(stopped, Interrupted):
+            return 128 + stopped.signal
+        return 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended generation early, else one about documents that could not be
+        read."""
+        stopped = self.made.result.stopped
+        if isinstance(stopped, Interrupted):
+            if stopped.signal == signal.SIGINT:
+                return KeyboardInterrupt()
+            return None
+        if stopped is None and self.corpus is not None:
+            return self.corpus.failure
+        return stopped
 
     def document(self) -> object:
         result = self.made.result
@@ -109,7 +130,9 @@ class GenerationReport(Result):
         return document
 
     def _errors(self) -> list[ErrorEstimate]:
-        return errors_of(self.made.files) if self.made.checks else []
+        if self.made.checks:
+            return errors_of(self.made.files)
+        return []
 
     def _documents(self) -> dict[str, int]:
         """Returns the number of documents of each side."""
@@ -119,11 +142,7 @@ class GenerationReport(Result):
                 numbers[entry.side] += 1
         return numbers
 
-    def show(self, out: Console) -> None:
-        for line in self._lines():
-            out.print(line, soft_wrap=True)
-
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         result = self.made.result
         budget = self.budget
         per_side = []
@@ -140,7 +159,10 @@ class GenerationReport(Result):
             f" {budget.summary()}{cached}, {self.seconds:.1f} s"
         )
         for check in self.made.checks:
-            took = f"; {check.budget.summary()}" if check.budget is not None else ""
+            if check.budget is not None:
+                took = f"; {check.budget.summary()}"
+            else:
+                took = ""
             yield f"  verified by {check.verifier}: {check.in_words()}{took}"
         if self.made.checks:
             for line in error_lines(self._errors(), self.made.files):
@@ -151,3 +173,5 @@ class GenerationReport(Result):
             yield f"  {count:,} refused: {reason}"
         for path in self.made.files:
             yield f"  {path}"
+        if isinstance(result.stopped, Interrupted):
+            yield f"Terminated: {result.stopped}"

@@ -6,17 +6,19 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import typer
+from rich.console import Console
+from rich.text import Text
 from typer import Option
 
-from ajet_sdk.reporting.output import echo, style, visible
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import Map, Sources, counted, counting, mapping_of
-from ajet_tools.cli.options import AsJson, pick, print_json
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import Result, visible_fields
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
 from ajet_tools.dataset.curation.validate import KINDS, Report, validate
@@ -46,8 +48,7 @@ def check(
     ] = None,
     strict: Annotated[bool, Option("--strict", help="Treat warnings as errors.")] = False,
     map: Map = None,
-    as_json: AsJson = False,
-) -> None:
+) -> DatasetCheck:
     """Say what is in a dataset, and find its errors before a run does. Exits with 1 if there are
     any.
 
@@ -80,48 +81,55 @@ def check(
                 and stats_by_name[name].groups.keys() == {"null"}
             ):
                 raise unknown_field(by, stats_by_name[name].fields)
-            estimate = estimate_errors(Path(path)) if not mapping else None
+            if not mapping:
+                estimate = estimate_errors(Path(path))
+            else:
+                estimate = None
             if estimate is not None:
                 errors[name] = estimate
         report = validate(named, mapping=mapping, near=similarity)
-    if as_json:
-        _print_json(report, stats_by_name, errors)
-    else:
-        for name, stats in stats_by_name.items():
-            if len(stats_by_name) > 1:
-                echo(style(name, bold=True))
-            _print_stats(stats)
-            if name in errors:
-                echo(f"\n{errors[name].as_text()}")
-            echo()
-        _print_report(report)
-    raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
+    return DatasetCheck(report, stats_by_name, errors, is_strict=strict)
 
 
-def _print_json(
-    report: Report, found: Mapping[str, Stats], errors: Mapping[str, ErrorEstimate]
-) -> None:
-    stats = {}
-    for name, of_file in found.items():
-        labels = {"errors": errors[name].as_json()} if name in errors else {}
-        stats[name] = {**of_file.as_json(), **labels}
-    problems = [pick(problem, "kind", "level", "where", "message") for problem in report.problems]
-    print_json(
-        {
-            "rows": report.rows,
-            "pictures": report.pictures,
-            "different_pictures": report.different_pictures,
-            "errors": report.errors,
-            "warnings": report.warnings,
-            "counts": dict(report.counts),
-            "problems": problems,
+@dataclass(frozen=True)
+class DatasetCheck(Result):
+    report: Report
+    stats: Mapping[str, Stats]
+    estimates: Mapping[str, ErrorEstimate]
+    """How often rows are wrong, by labels, of the files that have some."""
+    is_strict: bool
+
+    @property
+    def exit_code(self) -> int:
+        is_wrong = self.report.errors or (self.is_strict and self.report.warnings)
+        return 1 if is_wrong else 0
+
+    def document(self) -> object:
+        stats = {name: of_file.as_json() for name, of_file in self.stats.items()}
+        for name, estimate in self.estimates.items():
+            stats[name]["errors"] = estimate.as_json()
+        return {
+            **visible_fields(self.report),
+            **pick(self.report, "errors", "warnings"),
+            "problems": [
+                pick(problem, "kind", "level", "where", "message")
+                for problem in self.report.problems
+            ],
             "stats": stats,
         }
-    )
+
+    def show(self, out: Console) -> None:
+        for name, stats in self.stats.items():
+            if len(self.stats) > 1:
+                out.print(name, style="bold", soft_wrap=True)
+            _print_stats(stats, out)
+            if name in self.estimates:
+                out.print(f"\n{self.estimates[name].as_text()}", soft_wrap=True)
+            out.print()
+        _print_report(self.report, out)
 
 
-def _print_stats(result: Stats) -> None:
-    out = render.console()
+def _print_stats(result: Stats, out: Console) -> None:
     parts = [
         counted(result.rows, "row"),
         f"{result.distinct:,} distinct",
@@ -137,7 +145,7 @@ def _print_stats(result: Stats) -> None:
     if result.looked_at < result.rows:
         out.print(f"the forms are those of {result.looked_at:,} rows (--exact: all)")
     if result.diversity.is_low and 2 * result.diversity.forms <= result.distinct:
-        out.print(result.diversity.as_text(), markup=False, highlight=False)
+        out.print(result.diversity.as_text())
     lengths = [_length_row("characters", result.chars), _length_row("words", result.words)]
     if result.answered:
         lengths.append(_length_row("characters of the answer", result.answer_chars))
@@ -177,7 +185,10 @@ def _field_rows(result: Stats) -> list[dict[str, str]]:
     rows = []
     for name, field in result.fields.items():
         common = ", ".join(f"{text} ({number:,})" for text, number in field.common(3))
-        distinct = f"{len(field.values):,}" if not field.others else "many"
+        if not field.others:
+            distinct = f"{len(field.values):,}"
+        else:
+            distinct = "many"
         rows.append(
             {
                 "field": name,
@@ -220,21 +231,23 @@ def _name_sources(sources: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: Report, out: Console) -> None:
     for kind, number in sorted(
         report.counts.items(), key=lambda item: (KINDS[item[0]][0], -item[1])
     ):
         level, meaning = KINDS[kind]
         color = "red" if level == "error" else "yellow"
-        echo(f"{style(level, fg=color, bold=True)}: {meaning} ({number:,})")
+        title = Text.assemble((level, f"bold {color}"), f": {meaning} ({number:,})")
+        out.print(title, soft_wrap=True)
         shown = [problem for problem in report.problems if problem.kind == kind]
         for problem in shown:
-            echo(f"  {visible(problem.where)}: {visible(problem.message)}")
+            out.print(f"  {problem.where}: {problem.message}", soft_wrap=True)
         if number > len(shown):
-            echo(f"  and {number - len(shown):,} more")
+            out.print(f"  and {number - len(shown):,} more")
     rows = ", ".join(f"{name}: {counted(number, 'row')}" for name, number in report.rows.items())
     if report.pictures:
         total = sum(report.pictures.values())
         different = report.different_pictures
-        echo(f"{counted(total, 'picture')}, {different:,} different")
-    echo(f"{rows}; {counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}")
+        out.print(f"{counted(total, 'picture')}, {different:,} different")
+    problems = f"{counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}"
+    out.print(f"{rows}; {problems}", soft_wrap=True)

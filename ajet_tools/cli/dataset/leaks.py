@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.questions import readable
 from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.cli.dataset.options import (
+    KeptRows,
     RowOptions,
     check_apart,
-    counted,
     read_some,
-    report_kept,
     write_kept,
     write_report,
 )
@@ -40,6 +40,14 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeaksResult(KeptRows):
+    labels = _KINDS
+    eval_rows: int
+    eval_rows_found: int
+    """Evaluation rows that a row leaks."""
+
+
 def remove_leaks(
     source: str,
     evaluation: Sequence[str],
@@ -50,7 +58,7 @@ def remove_leaks(
     embedding: Embedding | None,
     report: str | None,
     rows: RowOptions,
-) -> None:
+) -> LeaksResult:
     """Removes rows that leak an evaluation set, with the evidence for each."""
     for path in evaluation:
         check_apart(against=path, out=out, report=report)
@@ -83,7 +91,22 @@ def remove_leaks(
     write_kept(read, set(leaks), len(texts), out)
     if report:
         write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
-    _report_leaks(leaks, texts, known, rows, out, report)
+    counts = Counter[str](leak.kind for leak in leaks.values())
+    examples = [
+        f"{leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}:"
+        f" {one_line(leak.evidence, 72)}"
+        for index, leak in list(leaks.items())[:_SHOWN]
+    ]
+    return LeaksResult(
+        rows=len(texts),
+        path=out,
+        bad=rows.bad,
+        kinds={kind: counts[kind] for kind in _KINDS},
+        report=report,
+        eval_rows=len(known),
+        eval_rows_found=len({leak.evaluation for leak in leaks.values()}),
+        examples=examples,
+    )
 
 
 def _leak_row(
@@ -98,33 +121,6 @@ def _leak_row(
         "text": readable(texts[index][1]),
         "eval_text": readable(known[leak.evaluation][1]),
     }
-
-
-def _report_leaks(
-    leaks: Mapping[int, Leak],
-    texts: Sequence[tuple[str, str]],
-    known: Sequence[tuple[str, str]],
-    rows: RowOptions,
-    out: str,
-    report: str | None,
-) -> None:
-    counts = Counter[str](leak.kind for leak in leaks.values())
-    kinds = {kind: counts[kind] for kind in _KINDS}
-    more: dict[str, object] = {
-        "eval_rows": len(known),
-        "eval_rows_found": len({leak.evaluation for leak in leaks.values()}),
-    }
-    lines = [
-        f"  dropped: {counted(kinds[kind], 'row')} {name}"
-        for kind, name in _KINDS.items()
-        if kinds[kind]
-    ]
-    for index, leak in list(leaks.items())[:_SHOWN]:
-        lines.append(
-            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}:"
-            f" {one_line(leak.evidence, 72)}"
-        )
-    report_kept(rows, len(texts), kinds, more, lines, out, report)
 
 
 async def embedded(texts: Sequence[str], embedding: Embedding, on_progress: OnProgress) -> Vectors:

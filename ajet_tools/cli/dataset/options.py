@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.reporting.output import ProgressBar, echo
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import HIDDEN, TextResult, visible_fields
 from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.rows import Rows
@@ -92,25 +92,12 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[Siz
         yield count
 
 
-def print_summary(
-    summary: Mapping[str, object], lines: Iterable[str], *, as_json: bool, out: str = ""
-) -> None:
-    """Prints a command's result: as JSON to stdout (stderr if the rows go to stdout), else as lines
-    to stderr."""
-    if as_json:
-        print_json(summary, indent=None if out == "-" else 2, err=out == "-")
-    else:
-        for line in lines:
-            echo(line, err=True)
-
-
 @dataclass(frozen=True)
 class RowOptions:
     """Options for reading rows and reporting."""
 
     map: Map = None
     skip_bad_rows: SkipBad = False
-    as_json: AsJson = False
 
     @cached_property
     def columns(self) -> dict[str, str]:
@@ -125,16 +112,56 @@ class RowOptions:
         """Returns the rows of a source; with `again`, also those of stdin for several passes."""
         return Rows(source, mapping=self.columns, bad=self.bad, again=again)
 
-    def bad_row_lines(self) -> list[str]:
-        """Returns lines about unreadable rows."""
-        if not self.bad.count:
-            return []
-        problems = (f"    {problem}" for problem in self.bad.first)
-        return [f"  left out: {counted(self.bad.count, 'bad row')}, the first:", *problems]
 
-    def report(self, summary: Mapping[str, object], lines: Iterable[str], out: str = "") -> None:
-        """Prints the result as `print_summary` does, with the unreadable rows."""
-        print_summary(summary, [*lines, *self.bad_row_lines()], as_json=self.as_json, out=out)
+@dataclass(frozen=True, kw_only=True)
+class RowsResult(TextResult):
+    """What became of rows. The rows are what the command writes, so this goes to stderr."""
+
+    beside_rows: ClassVar[bool] = True
+    rows: int
+    path: str
+    bad: BadRows = field(metadata=HIDDEN)
+
+    @property
+    def compact(self) -> bool:
+        return self.path == "-"
+
+    def document(self) -> dict[str, object]:
+        return {**visible_fields(self), "bad_rows": self.bad.count}
+
+    def bad_row_lines(self) -> Iterator[str]:
+        if self.bad.count:
+            yield f"  left out: {counted(self.bad.count, 'bad row')}, the first:"
+            for problem in self.bad.first:
+                yield f"    {problem}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptRows(RowsResult):
+    """What became of rows of which some were dropped as copies of others."""
+
+    labels: ClassVar[Mapping[str, str]]
+    """What each kind of copy is called."""
+    kinds: Mapping[str, int] = field(metadata=HIDDEN)
+    report: str | None
+    examples: Sequence[str] = field(metadata=HIDDEN)
+
+    def document(self) -> dict[str, object]:
+        dropped = sum(self.kinds.values())
+        kept = self.rows - dropped
+        return {**super().document(), "kept": kept, "dropped": dropped, **self.kinds}
+
+    def lines(self) -> Iterator[str]:
+        kept = self.rows - sum(self.kinds.values())
+        yield f"{counted(kept, 'row')} of {self.rows:,} kept{to_place(self.path)}"
+        for kind, number in self.kinds.items():
+            if number:
+                yield f"  dropped: {counted(number, 'row')} {self.labels[kind]}"
+        for example in self.examples:
+            yield f"  {example}"
+        if self.report:
+            yield f"  evidence is in {self.report}"
+        yield from self.bad_row_lines()
 
 
 def left_out_lines(reasons: Mapping[str, int]) -> list[str]:
@@ -173,28 +200,6 @@ def write_report(path: str, lines: Iterator[dict[str, object]]) -> None:
     with Writer(path) as writer:
         for line in lines:
             writer.write(line)
-
-
-def report_kept(
-    rows: RowOptions,
-    total: int,
-    kinds: Mapping[str, int],
-    more: Mapping[str, object],
-    lines: Iterable[str],
-    out: str,
-    report: str | None,
-) -> None:
-    """Prints how many rows were kept; `kinds` counts the others, `more` extends the JSON, `lines`
-    the text."""
-    kept = total - sum(kinds.values())
-    places = {"bad_rows": rows.bad.count, "path": out, "report": report}
-    summary = {"rows": total, "kept": kept, "dropped": total - kept, **kinds, **more, **places}
-    evidence = [f"  evidence is in {report}"] if report else []
-    rows.report(
-        summary,
-        [f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}", *lines, *evidence],
-        out,
-    )
 
 
 def check_apart(**files: str | Path | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +15,12 @@ from ajet_sdk.errors import ConfigError, NoReward
 from ajet_tools.cli.dataset.options import (
     Out,
     RowOptions,
+    RowsResult,
     Source,
     check_apart,
     counted,
     counting,
     left_out_lines,
-    print_summary,
     to_place,
 )
 from ajet_tools.dataset.curation.descent import marker
@@ -31,12 +33,41 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
 
 
+@dataclass(frozen=True, kw_only=True)
+class SelectResult(RowsResult):
+    def lines(self) -> Iterator[str]:
+        yield f"{counted(self.rows, 'row')}{to_place(self.path)}"
+        yield from self.bad_row_lines()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterResult(RowsResult):
+    kept: int
+    left_out: Mapping[str, int]
+    """Rows by the reason why they were left out."""
+    failures: Sequence[str]
+    """Errors of the judge."""
+
+    def lines(self) -> Iterator[str]:
+        yield f"{counted(self.kept, 'row')} of {self.rows:,} kept{to_place(self.path)}"
+        yield from left_out_lines(self.left_out)
+        yield from self.bad_row_lines()
+
+    @property
+    def failure(self) -> NoReward | None:
+        if not self.failures:
+            return None
+        return NoReward(
+            "the judge failed on some rows, which were left out; the first failure:"
+            f" {self.failures[0]}"
+        )
+
+
 def filter_(
     source: Source,
     expression: Annotated[str | None, Argument(metavar="[EXPR]")] = None,
     *,
     out: Out = "-",
-    language: Annotated[list[str] | None, Option(metavar="CODE")] = None,
     sql: Annotated[str | None, Option(metavar="SELECT")] = None,
     judge: Annotated[str | None, Option(metavar="FILE:NAME")] = None,
     min_reward: Annotated[
@@ -46,20 +77,19 @@ def filter_(
         Path | None, Option(metavar="FILE", help="File for the rows that are left out.")
     ] = None,
     rows: RowOptions,
-) -> None:
-    """Keep rows that match an expression, a language or a judge.
+) -> FilterResult | SelectResult:
+    """Keep rows that match an expression or a judge.
 
     An expression is what SQL has after WHERE (DuckDB's): columns (main_query), fields of objects
     (metadata.answer), items of lists (messages[1].content), functions. text, chars, words and
-    language are of what the row asks, and functions of a column; the language is told by script and
-    common words. has('train') looks for a text in what the row asks, and so does an expression
-    without any operator. --sql takes a whole SELECT.
+    language are of what the row asks, and functions of a column; the language (en, zh, de, ...; und:
+    unknown) is told by script and common words. has('train') looks for a text in what the row
+    asks, and so does an expression without any operator. --sql takes a whole SELECT.
 
     Rows that a judge fails on are left out, and the exit code is 1.
 
     Args:
         expression: Expression, such as 'metadata.level >= 3'.
-        language: Only this language: en, zh, de, ...; und: unknown. Repeatable.
         sql: Write the result of this SELECT over the table `rows` instead.
         judge: Only rows whose own answer gets full marks from this judge.
 
@@ -74,19 +104,16 @@ def filter_(
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
     if sql is not None:
-        if expression or judge or rejected or language:
+        if expression or judge or rejected:
             raise ConfigError(
                 "--sql is a complete SELECT; remove the expression and the other conditions"
             )
         count = select(sql, rows.rows(source, again=True), out)
-        lines = [f"{counted(count, 'row')}{to_place(out)}"]
-        print_summary({"rows": count, "path": out}, lines, as_json=rows.as_json, out=out)
-        return
+        return SelectResult(rows=count, path=out, bad=rows.bad)
     check_apart(out=out, rejected=rejected)
     read = rows.rows(source, again=expression is not None)
     keep = Keep(
         where=Where(expression, read) if expression else None,
-        languages=tuple(language or ()),
         judge=_judge(judge) if judge else None,
         reward=min_reward,
     )
@@ -101,7 +128,15 @@ def filter_(
         passing = stack.enter_context(counting("filter"))
         for block, indices in keep.of(map(mark, passing(read.blocks()))):
             writer.write_block(block.take(indices))
-    _report_filter(keep, writer.rows, rows, out)
+    left_out = dict(keep.left_out.most_common())
+    return FilterResult(
+        rows=writer.rows + keep.left_out.total(),
+        path=out,
+        bad=rows.bad,
+        kept=writer.rows,
+        left_out=left_out,
+        failures=keep.failures,
+    )
 
 
 def _with_reason(block: Block, reason: str) -> Block:
@@ -113,25 +148,3 @@ def _judge(spec: str) -> Verifier:
     verify = importlib.import_module("ajet_tools.dataset.verify")  # slow to load, rarely needed
     verifier: Verifier = verify.open_verifier(f"judge:{spec}")
     return verifier
-
-
-def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
-    total = kept + keep.left_out.total()
-    summary = {
-        "rows": total,
-        "kept": kept,
-        "left_out": dict(keep.left_out.most_common()),
-        "bad_rows": rows.bad.count,
-        "failures": keep.failures,
-        "path": out,
-    }
-    lines = [
-        f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}",
-        *left_out_lines(keep.left_out),
-    ]
-    rows.report(summary, lines, out)
-    if keep.failures:
-        raise NoReward(
-            "the judge failed on some rows, which were left out; the first failure:"
-            f" {keep.failures[0]}"
-        )

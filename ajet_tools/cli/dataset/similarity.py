@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,19 +19,21 @@ from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.lineage import Descent, families
 from ajet_sdk.tasks.questions import readable
 from ajet_sdk.tasks.task_rows import SPLITS
-from ajet_tools.cli.dataset.leaks import embedded, remove_leaks
+from ajet_tools.cli.dataset.leaks import LeaksResult, embedded, remove_leaks
 from ajet_tools.cli.dataset.options import (
     Embed,
+    KeptRows,
     Out,
     RowOptions,
+    RowsResult,
     Source,
     check_apart,
     counted,
     read_some,
-    report_kept,
     write_kept,
     write_report,
 )
+from ajet_tools.cli.result import HIDDEN
 from ajet_tools.dataset.curation.descent import (
     descent_of,
     has_lineage,
@@ -56,6 +59,46 @@ Report = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DedupResult(KeptRows):
+    labels = {"exact": "(exact)", "near": "(near)", "meaning": "(by meaning)"}
+    clusters: int
+    answers_differ: int
+    """Dropped rows with another answer than the row that was kept."""
+
+    def lines(self) -> Iterator[str]:
+        yield from super().lines()
+        if self.answers_differ:
+            yield (
+                f"  {counted(self.answers_differ, 'row')} of these had another answer than the row"
+                " that was kept; check them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitResult(RowsResult):
+    splits: Mapping[str, int]
+    """Rows by side."""
+    empty: Sequence[str]
+    """Sides that should have rows, and have none."""
+    suffix: str = field(metadata=HIDDEN)
+    is_one_family: bool = field(metadata=HIDDEN)
+
+    def lines(self) -> Iterator[str]:
+        yield f"{counted(self.rows, 'row')}, to {self.path}"
+        for name, number in self.splits.items():
+            share = 100 * number / self.rows
+            yield f"  {name}{self.suffix}: {counted(number, 'row')} ({share:.1f} %)"
+        if self.empty:
+            cause = "too few"
+            remedy = "try a larger fraction or another --seed"
+            if self.is_one_family:
+                cause = "one family of rows, which stays on one side"
+                remedy = "expand each side's seeds instead"
+            yield f"  {' and '.join(self.empty)} got no rows ({cause}); {remedy}"
+        yield from self.bad_row_lines()
+
+
 def dedup(
     source: Source,
     *,
@@ -67,7 +110,7 @@ def dedup(
     against: Annotated[list[str] | None, Option(metavar="FILE")] = None,
     report: Report = None,
     rows: RowOptions,
-) -> None:
+) -> DedupResult | LeaksResult:
     """Remove exact and near duplicates, or with --against, rows that leak an evaluation set.
 
     Rows are compared by what they ask. Alike are texts of which at least --near of the
@@ -103,7 +146,7 @@ def dedup(
     if against:
         if near == 1 or keep != "first":
             raise ConfigError("--against removes every leak; remove --near 1 and --keep")
-        remove_leaks(
+        return remove_leaks(
             source,
             against,
             out=out,
@@ -113,7 +156,6 @@ def dedup(
             report=report,
             rows=rows,
         )
-        return
     check_apart(out=out, report=report)
     with ProgressBar("reading") as bar:
         read = rows.rows(source, again=True)
@@ -142,7 +184,17 @@ def dedup(
     write_kept(read, gone, len(facts), out)
     if report:
         write_report(report, _duplicate_rows(facts, result))
-    _report_dedup(facts, result, rows, out, report)
+    counts = Counter[str](each.kind for each in result.duplicates)
+    return DedupResult(
+        rows=result.rows,
+        path=out,
+        bad=rows.bad,
+        kinds={kind: counts[kind] for kind in DedupResult.labels},
+        report=report,
+        clusters=result.clusters,
+        answers_differ=sum(each.answers_differ for each in result.duplicates),
+        examples=list(_examples(facts, result)),
+    )
 
 
 def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[str, object]]:
@@ -162,31 +214,13 @@ def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[st
         yield line
 
 
-def _report_dedup(
-    rows: Sequence[RowFacts], result: Found, reading: RowOptions, out: str, report: str | None
-) -> None:
-    names = {"exact": "exact", "near": "near", "meaning": "by meaning"}
-    counts = Counter[str](each.kind for each in result.duplicates)
-    kinds = {kind: counts[kind] for kind in names}
-    differ = sum(each.answers_differ for each in result.duplicates)
-    lines = [
-        f"  dropped: {counted(kinds[kind], 'row')} ({name})"
-        for kind, name in names.items()
-        if kinds[kind]
-    ]
-    if differ:
-        lines.append(
-            f"  {counted(differ, 'row')} of these had another answer than the row that was kept;"
-            " check them"
-        )
-    for each in [each for each in result.duplicates if each.kind != "exact"][:_SHOWN]:
-        lines.append(
-            f"  {each.similarity:.2f} {rows[each.index].where}:"
-            f" {one_line(rows[each.index].text, 72)}"
-        )
-        lines.append(f"       {rows[each.kept].where}: {one_line(rows[each.kept].text, 72)}")
-    more = {"clusters": result.clusters, "answers_differ": differ}
-    report_kept(reading, result.rows, kinds, more, lines, out, report)
+def _examples(rows: Sequence[RowFacts], result: Found) -> Iterator[str]:
+    inexact = [each for each in result.duplicates if each.kind != "exact"]
+    for each in inexact[:_SHOWN]:
+        row = rows[each.index]
+        kept = rows[each.kept]
+        yield f"{each.similarity:.2f} {row.where}: {one_line(row.text, 72)}"
+        yield f"     {kept.where}: {one_line(kept.text, 72)}"
 
 
 def split(
@@ -204,7 +238,7 @@ def split(
     ] = "jsonl",
     seed: Annotated[int, Option(help="Random seed.")] = 0,
     rows: RowOptions,
-) -> None:
+) -> SplitResult:
     """Split a dataset so that rows keep their side when the file grows.
 
     Rows that were grown from the same tasks (provenance.roots) are a family and go where its first
@@ -244,16 +278,25 @@ def split(
                 texts += block.texts
             keys = together(keys or first_keys, texts, near, bar.show)
         any_held_out = any(is_held_out(name, shares) for name in shares)
-        empty = training_block(read.empty()) if any_held_out else read.empty()
+        if any_held_out:
+            empty = training_block(read.empty())
+        else:
+            empty = read.empty()
         siblings: list[Writer] = []
         writers = {}
         for name in shares:
-            path = out if format == "directory" else out / f"{name}{suffix}"
+            if format == "directory":
+                path = out
+            else:
+                path = out / f"{name}{suffix}"
             writer = Writer(path, split=name, schema=empty.data.schema, siblings=siblings)
             writers[name] = stack.enter_context(writer)
         number = 0
         for block in read_some(read.blocks(), source, bar):
-            block_keys = keys[number : number + len(block)] if keys else keys_of(block, by)
+            if keys:
+                block_keys = keys[number : number + len(block)]
+            else:
+                block_keys = keys_of(block, by)
             sides = splitter.sides(block, block_keys)
             for name, writer in writers.items():
                 some = [index for index, side in enumerate(sides) if side == name]
@@ -267,8 +310,14 @@ def split(
         if stratify and splitter.strata == {"null"}:
             raise unknown_field(stratify, field_names(next(block.values())))
     counts = {name: writer.rows for name, writer in writers.items()}
-    _report_split(
-        counts, shares, out, suffix, rows, one_family=len(keys) > 1 and len(set(keys)) == 1
+    return SplitResult(
+        rows=sum(counts.values()),
+        path=str(out),
+        bad=rows.bad,
+        splits=counts,
+        empty=[name for name, number in counts.items() if not number and shares[name] > 0],
+        suffix=suffix,
+        is_one_family=len(keys) > 1 and len(set(keys)) == 1,
     )
 
 
@@ -334,28 +383,3 @@ def _fractions(text: str) -> dict[str, float]:
             f"--fractions must name each side once, with a valid file name (got {text!r})"
         )
     return check_fractions(shares)
-
-
-def _report_split(
-    counts: Mapping[str, int],
-    shares: Mapping[str, float],
-    out: Path,
-    suffix: str,
-    rows: RowOptions,
-    *,
-    one_family: bool,
-) -> None:
-    total = sum(counts.values())
-    summary = {"rows": total, "splits": dict(counts), "bad_rows": rows.bad.count, "path": str(out)}
-    lines = [f"{counted(total, 'row')}, to {out}"]
-    for name, number in counts.items():
-        lines.append(f"  {name}{suffix}: {counted(number, 'row')} ({100 * number / total:.1f} %)")
-    empty = [name for name, number in counts.items() if not number and shares[name] > 0]
-    if empty:
-        cause = "too few"
-        remedy = "try a larger fraction or another --seed"
-        if one_family:
-            cause = "one family of rows, which stays on one side"
-            remedy = "expand each side's seeds instead"
-        lines.append(f"  {' and '.join(empty)} got no rows ({cause}); {remedy}")
-    rows.report({**summary, "empty": empty}, lines)

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.config.config import Config
@@ -20,7 +19,7 @@ from ajet_sdk.reporting.results import Report
 from ajet_sdk.types import Json
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
 from ajet_tools.cli.options import pick
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import TextResult
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace import queries
@@ -34,7 +33,7 @@ _ID = 12
 
 
 @dataclass(frozen=True)
-class BranchResult(Result):
+class BranchResult(TextResult):
     point: BranchPoint
     report: Report
     forks: Sequence[Fork]
@@ -47,9 +46,8 @@ class BranchResult(Result):
     def document(self) -> object:
         return _as_json(self.point, self.report, self.forks)
 
-    def show(self, out: Console) -> None:
-        for line in _lines(self.point, self.report, self.forks, self.where):
-            out.print(line, soft_wrap=True)
+    def lines(self) -> Iterator[str]:
+        return _lines(self.point, self.report, self.forks, self.where)
 
 
 def branch(
@@ -115,12 +113,17 @@ def _config(
     overrides: list[str],
 ) -> Config:
     """Merges the recorded config, the command line and the call's sampling. Raises ConfigError."""
-    run_id, call = point.episode.run_id, point.call
-    recorded = recorded_config(reader, run_id) if options.conf is None else {}
+    run_id = point.episode.run_id
+    call = point.call
+    if options.conf is None:
+        recorded = recorded_config(reader, run_id)
+    else:
+        recorded = {}
     file = recorded.pop("config_file", None)
     recorded.pop("tasks", None)
     job: Json = recorded.setdefault("ajet", {})  # type: ignore[assignment]
-    rollout, model = job.setdefault("rollout", {}), job.setdefault("model", {})
+    rollout = job.setdefault("rollout", {})
+    model = job.setdefault("model", {})
     if options.conf is None and agent is None and not rollout.get("user_workflow"):
         raise ConfigError(
             f"run {run_id[:_ID]} recorded no agent: name it and its judge (agent.py:solve --judge"
@@ -180,30 +183,38 @@ def _rewards(forks: Sequence[Fork]) -> list[float]:
 
 
 def _lines(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Path) -> Iterator[str]:
-    original, shown, rewards = (
-        point.episode,
-        [fork for fork in forks if not fork.why_not],
-        _rewards(forks),
-    )
+    original = point.episode
+    shown = [fork for fork in forks if not fork.why_not]
+    rewards = _rewards(forks)
     place = f"call {point.call.index}{f', token {point.keep}' if point.keep else ''}"
     yield (
         f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched"
         f" at {place}"
     )
     for fork in shown:
-        error = f"failed with {fork.episode.cause}; " if fork.episode.status != "succeeded" else ""
-        place = f"parts at {fork.parts}" if fork.parts else "the same to the end"
+        if fork.episode.status != "succeeded":
+            error = f"failed with {fork.episode.cause}; "
+        else:
+            error = ""
+        if fork.parts:
+            place = f"parts at {fork.parts}"
+        else:
+            place = "the same to the end"
         yield (f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
     if rewards:
         before = original.reward
         above, below = (
             sum(sign * (reward - (before or 0.0)) > 1e-9 for reward in rewards) for sign in (1, -1)
         )
-        beside = "" if before is None else f": {above} above the original, {below} below"
+        if before is None:
+            beside = ""
+        else:
+            beside = f": {above} above the original, {below} below"
         yield (f"\nMean reward {fmean(rewards):.4g} over {counted(len(rewards), 'fork')}{beside}")
     for reason, count in Counter(fork.why_not for fork in forks if fork.why_not).items():
         yield (f"Not counted, {count} × {one_line(reason, 300)}")
     if shown:
-        a, b = original.episode_id[:_ID], shown[0].episode.episode_id[:_ID]
+        a = original.episode_id[:_ID]
+        b = shown[0].episode.episode_id[:_ID]
         to = report.directory
         yield (f"Forks are stored in {to}: ajet trace compare {a} {b} {where} --path-b {to}")

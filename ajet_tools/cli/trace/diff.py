@@ -75,7 +75,8 @@ def compare_two(
     """Compares two episodes message by message, or two runs or steps by their rewards on shared
     tasks."""
     with ExitStack() as stack:
-        (a, step_a), (b, step_b) = _step_of(a), _step_of(b)
+        (a, step_a) = _step_of(a)
+        (b, step_b) = _step_of(b)
         named = _open_both(a, b, path, path_b)
         reader_a, reader_b = (stack.enter_context(target.reader) for target in named)
         targets = [
@@ -172,9 +173,10 @@ def _print_episodes(result: EpisodeDiff, out: Console) -> None:
             f"The first requests differ in {', '.join(map(one_line, result.other_settings))}."
         )
     if result.shared_tokens is not None:
-        rendered = (
-            " (what is no message is rendered, too)" if "tools" in result.other_settings else ""
-        )
+        if "tools" in result.other_settings:
+            rendered = " (what is no message is rendered, too)"
+        else:
+            rendered = ""
         tokens = render.counted(result.shared_tokens, "token")
         out.print(f"Identical start of their first timelines: {tokens}{rendered}")
     first = result.first_difference
@@ -191,7 +193,8 @@ def _print_episodes(result: EpisodeDiff, out: Console) -> None:
 
 def _print_apart(part: DiffPart, out: Console) -> None:
     """Prints replaced messages; if both start with the same role, the first as a line diff."""
-    a, b = part.a[:1], part.b[:1]
+    a = part.a[:1]
+    b = part.b[:1]
     if not a or not b or (a[0].agent, a[0].role) != (b[0].agent, b[0].role):
         _print_messages(part.a, "-", "red", out)
         _print_messages(part.b, "+", "green", out)
@@ -269,7 +272,8 @@ def _side_json(side: RunSide) -> dict[str, object]:
 
 
 def _print_runs(result: RunDiff, out: Console) -> None:
-    a, b = _side_json(result.a), _side_json(result.b)
+    a = _side_json(result.a)
+    b = _side_json(result.b)
     names = {
         "reward": "mean reward",
         "calls": "calls per episode",
@@ -323,7 +327,10 @@ def _verdict(result: RunDiff) -> str:
 
 
 def _claim(test: Paired) -> str:
-    how = "all sign combinations" if test.exact else "20,000 random sign combinations"
+    if test.exact:
+        how = "all sign combinations"
+    else:
+        how = "20,000 random sign combinations"
     level = f"{100 * (test.level or 0):.1f} %"
     return (
         f"{level} interval {test.low:+.4g} to {test.high:+.4g}, p = {test.p:.3g} "

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.model_option import Budgeted, ModelNamed, open_model
 from ajet_tools.cli.options import IncludeValidation
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import TextResult
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, Split
 from ajet_tools.dataset.from_traces.export import Format, Options, TraceExport
@@ -125,7 +124,7 @@ class ConversionOptions:
 
 
 @dataclass(frozen=True)
-class ExportResult(Result):
+class ExportResult(TextResult):
     done: TraceExport
     redacts: bool
     failures: bool
@@ -144,9 +143,8 @@ class ExportResult(Result):
     def document(self) -> object:
         return self.done
 
-    def show(self, out: Console) -> None:
-        for line in _lines(self.done, redact=self.redacts, failures=self.failures):
-            out.print(line, soft_wrap=True)
+    def lines(self) -> Iterator[str]:
+        return _lines(self.done, redact=self.redacts, failures=self.failures)
 
 
 def export(
@@ -281,7 +279,10 @@ def _lines(done: TraceExport, *, redact: bool, failures: bool) -> Iterator[str]:
     if done.graded:
         yield f"  graded by the rubric: {counted(done.graded, 'episode')}"
     if done.usage:
-        cost = "" if done.usage["cost"] is None else f", {done.usage['cost']:.4f} in money"
+        if done.usage["cost"] is None:
+            cost = ""
+        else:
+            cost = f", {done.usage['cost']:.4f} in money"
         tokens = done.usage["input_tokens"] + done.usage["output_tokens"]
         yield f"  asked the model: {counted(done.usage['calls'], 'call')}, {tokens:,} tokens{cost}"
     if done.stopped:
@@ -305,6 +306,9 @@ def _redaction(done: TraceExport, redact: bool) -> str:
     if not redact:
         return "not redacted: it may contain secrets and personal data"
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in done.redacted.most_common())
-    hint = " (--keep-pictures keeps them)" if done.redacted["picture"] else ""
+    if done.redacted["picture"]:
+        hint = " (--keep-pictures keeps them)"
+    else:
+        hint = ""
     found = f"{kinds or 'nothing found'}{hint}"
     return f"redacted: {found}; names and addresses in prose are not detected"

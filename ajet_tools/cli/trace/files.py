@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, TraceError
 from ajet_sdk.reporting import output
-from ajet_sdk.reporting.output import echo, visible
+from ajet_sdk.reporting.output import echo
 from ajet_sdk.trace.limits import age, bytes_of, size
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import TextResult
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
@@ -79,9 +78,10 @@ def prune(
         echo(f"Passed over, because they are being written: {', '.join(map(str, live))}", err=True)
     files = [file for file in files if file not in live]
     with open_trace(*live) if live else nullcontext() as reader:
-        alive = (
-            {run["run_id"] for run in rows(reader, "SELECT run_id FROM runs")} if reader else set()
-        )
+        if reader:
+            alive = {run["run_id"] for run in rows(reader, "SELECT run_id FROM runs")}
+        else:
+            alive = set()
     gone = [
         entry
         for entry in _chosen(files, older_than, run or (), keep_size)
@@ -150,7 +150,10 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
             "about": decimal(run.bytes),
         }
         table.append({"file": str(file), **row} if several else row)
-    count = "1 run goes" if len(table) == 1 else f"{len(table):,} runs go"
+    if len(table) == 1:
+        count = "1 run goes"
+    else:
+        count = f"{len(table):,} runs go"
     out.print(
         render.table(
             table, out.width, title=f"{count}, with all that belongs to it", right=["about"]
@@ -159,7 +162,7 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
 
 
 @dataclass(frozen=True)
-class CheckResult(Result):
+class CheckResult(TextResult):
     """Violations and audits by trace."""
 
     broken: Mapping[Path, Sequence[Broken]]
@@ -185,11 +188,7 @@ class CheckResult(Result):
         audits = [{"trace": str(where), **asdict(entry)} for where, entry in self.audits.items()]
         return {**document, "audits": audits}
 
-    def show(self, out: Console) -> None:
-        for line in self._lines():
-            out.print(line, soft_wrap=True)
-
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         audits = self.audits or {}
         for where, violations in self.broken.items():
             if not violations and not (where in audits and audits[where].differs):
@@ -206,7 +205,7 @@ class CheckResult(Result):
 
 
 @dataclass(frozen=True)
-class DumpResult(Result):
+class DumpResult(TextResult):
     """The check of other trainers' files."""
 
     dump: Dump
@@ -219,24 +218,22 @@ class DumpResult(Result):
     def document(self) -> object:
         return {"sound": self.dump.sound, **asdict(self.dump)}
 
-    def show(self, out: Console) -> None:
-        for line in self._lines():
-            out.print(line, soft_wrap=True)
-
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         dump = self.dump
         for file, format in dump.formats.items():
-            yield f"{visible(file)}: {format}"
+            yield f"{file}: {format}"
         yield f"{counted(dump.episodes, 'episode')} with {counted(dump.calls, 'call')}"
         if dump.without_calls:
             without = counted(dump.without_calls, "episode")
             yield f"{without} without a request: a reward alone cannot be audited"
-        for problem in dump.problems:
-            yield visible(problem)
+        yield from dump.problems
         if dump.unreadable > len(dump.problems):
             yield f"and {counted(dump.unreadable - len(dump.problems), 'row')} more"
         if dump.calls:
-            where = "the other rows" if dump.unreadable else str(self.files[0])
+            if dump.unreadable:
+                where = "the other rows"
+            else:
+                where = str(self.files[0])
             yield from _audit_lines(where, dump.audit)
         else:
             yield "nothing was checked: no call could be read"
@@ -332,9 +329,10 @@ def _is_trace(path: Path) -> bool:
 
 def _audit_lines(where: str, audited: Audit) -> Iterator[str]:
     if not audited.differs:
-        forward = (
-            f", {audited.rows['weights']:,} with the weights" if "weights" in audited.rows else ""
-        )
+        if "weights" in audited.rows:
+            forward = f", {audited.rows['weights']:,} with the weights"
+        else:
+            forward = ""
         calls = counted(audited.rows["calls"], "call")
         yield (
             f"{where}: recomputed, nothing differs ({audited.checks} checks of {calls}{forward})"
@@ -349,7 +347,10 @@ def _audit_lines(where: str, audited: Audit) -> Iterator[str]:
         unchecked.setdefault((why.check, why.reason), []).append(why.run[:12])
     for (check, reason), runs in unchecked.items():
         more = f" and {len(runs) - 3:,} more" if len(runs) > 3 else ""
-        named = f", run {', '.join(runs[:3])}{more}" if any(runs) else ""
+        if any(runs):
+            named = f", run {', '.join(runs[:3])}{more}"
+        else:
+            named = ""
         yield (f"not checked{named}: {check}: {one_line(reason)}")
 
 

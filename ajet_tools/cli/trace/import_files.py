@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
-from ajet_sdk.reporting.output import ProgressBar, visible
-from ajet_tools.cli.result import Result
+from ajet_sdk.reporting.output import ProgressBar
+from ajet_tools.cli.result import TextResult
 from ajet_tools.cli.trace.options import FROM_HELP
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.imports import Imported, format_of, import_files
 
 
 @dataclass(frozen=True)
-class ImportResult(Result):
+class ImportResult(TextResult):
     done: Imported
 
     @property
@@ -28,9 +27,8 @@ class ImportResult(Result):
     def document(self) -> object:
         return vars(self.done)
 
-    def show(self, out: Console) -> None:
-        for line in _lines(self.done):
-            out.print(line, soft_wrap=True)
+    def lines(self) -> Iterator[str]:
+        return _lines(self.done)
 
 
 def _lines(done: Imported) -> Iterator[str]:
@@ -38,15 +36,15 @@ def _lines(done: Imported) -> Iterator[str]:
         f"{counted(done.episodes, 'episode')} with {counted(done.calls, 'call')} into {done.path}"
     )
     for file, format in done.formats.items():
-        yield f"  {visible(file)}: {format}"
+        yield f"  {file}: {format}"
     if done.already:
         yield f"  already there: {counted(done.already, 'episode')}"
     for reason, count in sorted(done.left_out.items()):
-        yield f"  left out: {count:,} {visible(reason)}"
+        yield f"  left out: {count:,} {reason}"
     if done.bad_rows:
         yield f"  skipped: {counted(done.bad_rows, 'bad row')}, the first:"
     for problem in done.problems:
-        yield f"    {visible(problem)}"
+        yield f"    {problem}"
 
 
 def import_(

@@ -86,8 +86,9 @@ class ListResult(Result):
         run = short_ids([run["run_id"] for run in self.runs]).get(self.run_id or "", "")
         last = self.start + len(self.episodes)
         title = f"\nepisodes {self.start + 1:,} to {last:,} of {matching}, run {run}, {order}"
-        is_shown = listing.sort in (*_EPISODE_COLUMNS, "ended_at")
-        columns = _EPISODE_COLUMNS if is_shown else (listing.sort, *_EPISODE_COLUMNS)
+        columns = [*_EPISODE_COLUMNS]
+        if listing.sort not in (*_EPISODE_COLUMNS, "ended_at"):
+            columns.insert(0, listing.sort)
         ids = short_ids([episode["episode_id"] for episode in self.episodes])
         rows = [_row("episode", ids[e["episode_id"]], e, columns) for e in self.episodes]
         out.print(render.table(rows, out.width, title=title))
@@ -131,12 +132,15 @@ def ls(
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
         seeds = seed_groups(runs, differing(reader, [run["run_id"] for run in runs]))
-        newest = max(
-            runs, key=lambda of: of["episodes"] > 0, default=None
-        )  # the newest with episodes, if any
-        chosen = queries.find_run(reader, run) if run else newest and newest["run_id"]
+        chosen: str | None = None
+        if run:
+            chosen = queries.find_run(reader, run)
+        elif runs:
+            newest = max(runs, key=lambda of: of["episodes"] > 0)  # with episodes, if any has some
+            chosen = newest["run_id"]
         with ProgressBar("searching") as bar:
-            column, largest = sort.removeprefix("-"), sort.startswith("-")
+            column = sort.removeprefix("-")
+            largest = sort.startswith("-")
             listing = open_listing(reader, chosen, wanted, column, largest, progress=bar.update)
         start = (page - 1) * limit
         stop = min(listing.count, start + limit)
@@ -161,11 +165,9 @@ def ls(
 def _none_of(listing: Listing) -> str:
     if listing.count:
         return f"\nThere are only {listing.count:,} episodes; this page does not exist."
-    return (
-        f"\nNo episode of {listing.of:,} matches the filter."
-        if listing.of
-        else "\nNo episodes yet."
-    )
+    if listing.of:
+        return f"\nNo episode of {listing.of:,} matches the filter."
+    return "\nNo episodes yet."
 
 
 _RUN_COLUMNS = (

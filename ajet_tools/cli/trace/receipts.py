@@ -35,7 +35,10 @@ class ReceiptsResult(Result):
     paged = True
 
     def show(self, out: Console) -> None:
-        rows = client_rows(self.receipts) if self.of_clients else part_rows(self.receipts)
+        if self.of_clients:
+            rows = client_rows(self.receipts)
+        else:
+            rows = part_rows(self.receipts)
         out.print(render.table(rows, out.width) if rows else "no tokens were sampled")
 
 

@@ -101,10 +101,12 @@ def rejudge(
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
     """Returns the ids of the selected episodes, oldest first. Raises QueryError if there are
     none."""
-    where, parameters = "true", list[object]()
+    where = "true"
+    parameters = list[object]()
     if filter:
         parsed = parse(filter)
-        where, parameters = parsed.sql, list(parsed.parameters)
+        where = parsed.sql
+        parameters = list(parsed.parameters)
     matches = rows(
         reader,
         f"""
@@ -149,7 +151,8 @@ def _changes_json(changes: Changes) -> dict[str, object]:
 
 
 def _print_changes(changes: Changes, run_id: str, judge: str, out: Console) -> None:
-    before, after = changes.mean("before"), changes.mean("after")
+    before = changes.mean("before")
+    after = changes.mean("after")
     out.print(
         f"Run {run_id[:12]}, judged by {one_line(judge)}:"
         f" {render.counted(len(changes.verdicts), 'episode')}"

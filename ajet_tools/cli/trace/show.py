@@ -34,7 +34,8 @@ from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.records import Record, records_of
 from ajet_tools.trace.queries.runs import RunOverview
 
-_FIRST, _LAST = 10, 30
+_FIRST = 10
+_LAST = 30
 """Calls of a long conversation to show, at its start and end."""
 _SPOKEN = ("messages", "input", "prompt", "system", "instructions")
 """Parts of a request that are shown as messages."""
@@ -161,7 +162,10 @@ def _print_episode(overview: EpisodeOverview, out: Console, full: bool) -> None:
             out.print(Rule(Text(visible(branch_title(branch))), align="left"))
         blocks = list(_new_blocks(conversation_blocks(overview, number), printed))
         printed.update((block.title, block.text) for block in blocks)
-        cut = branch.chain[_FIRST:-_LAST] if not full and len(branch.chain) > _FIRST + _LAST else ()
+        if not full and len(branch.chain) > _FIRST + _LAST:
+            cut = branch.chain[_FIRST:-_LAST]
+        else:
+            cut = ()
         last = next(
             (n for n, block in enumerate(blocks) if cut and block.call_id in branch.chain[-_LAST:]),
             0,
@@ -196,9 +200,10 @@ def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
 def _print_call(call: Call, outcomes: Sequence[str], out: Console, full: bool) -> None:
     sent = {name: value for name, value in call.request.items() if name not in _SPOKEN}
     request = without_pictures(sent)
-    logprob = (
-        None if call.logprobs is None or not len(call.logprobs) else float(call.logprobs.sum())
-    )
+    if call.logprobs is None or not len(call.logprobs):
+        logprob = None
+    else:
+        logprob = float(call.logprobs.sum())
     out.print(
         render.fields(
             [

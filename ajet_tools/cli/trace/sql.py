@@ -20,7 +20,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import json_default, visible
 from ajet_sdk.trace.query import rows_of
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import Result, TextResult
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.trace.locate import open_located
@@ -68,7 +68,7 @@ class CsvResult(Result):
 
 
 @dataclass(frozen=True)
-class SavedResult(Result):
+class SavedResult(TextResult):
     """The rows of a query, written to a file."""
 
     rows: int
@@ -76,8 +76,8 @@ class SavedResult(Result):
 
     beside_rows = True
 
-    def show(self, out: Console) -> None:
-        out.print(f"{self.rows:,} rows written to {self.path}", soft_wrap=True)
+    def lines(self) -> list[str]:
+        return [f"{self.rows:,} rows written to {self.path}"]
 
 
 def sql(
@@ -117,7 +117,9 @@ def sql(
     if out is not None:
         _save(table, out.expanduser())
         return SavedResult(len(table), out)
-    return CsvResult(table) if as_csv else RowsResult(table, limit)
+    if as_csv:
+        return CsvResult(table)
+    return RowsResult(table, limit)
 
 
 def _result(reader: TraceReader, query: str) -> pa.Table:
@@ -167,7 +169,9 @@ def _write_csv(table: pa.Table, file: TextIO) -> None:
     def cell(value: object) -> object:
         if isinstance(value, list | dict):
             value = json.dumps(value, ensure_ascii=False, default=json_default)
-        return visible(value) if isinstance(value, str) and file.isatty() else value
+        if isinstance(value, str) and file.isatty():
+            return visible(value)
+        return value
 
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table.column_names)

@@ -65,7 +65,10 @@ def view(
     reader, where, named_run = _when_there(target) if served else open_named(target)
     with reader:
         wanted = run or named_run
-        run_id = None if wanted is None else queries.find_run(reader, wanted)
+        if wanted is None:
+            run_id = None
+        else:
+            run_id = queries.find_run(reader, wanted)
         viewer = app_module.TraceApp(reader, where, run_id)
         viewer.tokenizer = tokenizer
         if served:

@@ -1,4 +1,4 @@
-"""Filters rows by expression, language or judge, and records the reason for each rejection."""
+"""Filters rows by expression or judge, and records the reason for each rejection."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.curation.language import LANGUAGES, language_of
 from ajet_tools.dataset.curation.sql import Where
 from ajet_tools.dataset.files.blocks import Block, Row
 
@@ -24,7 +22,6 @@ class Keep:
     """The conditions on rows, combined by AND, and counts of rejections."""
 
     where: Where | None = None
-    languages: Sequence[str] = ()
     judge: Verifier | None = None
     """Checks the answers of rows that meet the other conditions."""
     reward: float | None = None
@@ -36,13 +33,6 @@ class Keep:
     failures: list[str] = field(default_factory=list)
     """The first few failures of the judge, with locations."""
 
-    def __post_init__(self) -> None:
-        for language in self.languages:
-            if language not in (*LANGUAGES, "und"):
-                raise ConfigError(
-                    f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und"
-                )
-
     def of(self, blocks: Iterable[Block]) -> Iterator[Kept]:
         """Yields each block with the indices of its accepted rows, in order."""
         for block in blocks:
@@ -50,8 +40,6 @@ class Keep:
 
     def _kept(self, block: Block) -> list[int]:
         indices = list(range(len(block)))
-        if self.languages:
-            indices = self._in_languages(block, indices)
         if self.where is not None:
             indices = self._matching(block, indices, self.where)
         if self.judge is not None:
@@ -63,19 +51,6 @@ class Keep:
         rejected = [index for index in indices if index not in matching]
         self._reject(block, rejected, "not matching the expression")
         return [index for index in indices if index in matching]
-
-    def _in_languages(self, block: Block, indices: Sequence[int]) -> list[int]:
-        kept: list[int] = []
-        rejected: dict[str, list[int]] = {}
-        for index in indices:
-            language = language_of(block.texts[index])
-            if language in self.languages:
-                kept.append(index)
-            else:
-                rejected.setdefault(language, []).append(index)
-        for language, some in rejected.items():
-            self._reject(block, some, f"in another language ({language})")
-        return kept
 
     def _reject(self, block: Block, indices: Sequence[int], reason: str) -> None:
         if not indices:

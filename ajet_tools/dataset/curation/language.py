@@ -87,7 +87,6 @@ for _language, _words in _WORDS.items():
 _UKRAINIAN = re.compile(r"[іїєґІЇЄҐ]")
 _PERSIAN = re.compile(r"[پچژگ]")
 _TOKENS = re.compile(r"[^\W\d_]+")
-LANGUAGES = ("ja", "ko", "zh", "ru", "uk", "ar", "fa", "el", "he", "hi", "th", *_WORDS)
 
 
 def language_of(text: str) -> str:

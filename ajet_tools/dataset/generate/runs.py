@@ -44,6 +44,8 @@ class GenerationRun:
     """The result of a run, its files, and what its verifiers did."""
 
     result: GenerationResult
+    estimate: Estimate
+    """Of the work that was left at its start."""
     files: list[Path]
     checks: list[Check]
 
@@ -153,13 +155,12 @@ def generate(
     if dry_run:
         pipeline = Pipeline(source, endpoint, checks, Journal(directory.replies(create=False)))
         run_to_end(pipeline.aclose())
-        if confirm is not None:
-            confirm(Estimate.of(pipeline, value))
-        return GenerationRun(pipeline.result, [], [])
+        return GenerationRun(pipeline.result, Estimate.of(pipeline, value), [], [])
     with directory.locked():
         pipeline = Pipeline(source, endpoint, checks, Journal(directory.replies(create=True)))
+        estimate = Estimate.of(pipeline, value)
         if confirm is not None:
-            confirm(Estimate.of(pipeline, value))
+            confirm(estimate)
         context = watching(pipeline) if watching is not None else nullcontext()
         with context as pipeline.on_change:
             run_to_end(_generate(pipeline, directory, facts, value))
@@ -169,7 +170,7 @@ def generate(
         reports = checks_of(verifier, result.provenances())
         card = _card(pipeline, facts, reports, value)
         files = directory.write(result, card, source.documents)
-    return GenerationRun(result, files, reports)
+    return GenerationRun(result, estimate, files, reports)
 
 
 async def _generate(

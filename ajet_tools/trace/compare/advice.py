@@ -50,7 +50,9 @@ def on_gap(query: Query, run_id: str, step: int, gap: float, service: str = "") 
     if gap <= LARGE_GAP:
         return ""
     rows = query(GAPS, [run_id, step]).to_pylist()
-    return gap_message(gap_by_cause(rows), service) if rows else ""
+    if rows:
+        return gap_message(gap_by_cause(rows), service)
+    return ""
 
 
 def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
@@ -72,11 +74,15 @@ def _signs(history: Mapping[str, Mapping[int, float]], *, since_start: bool) -> 
     rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {first} to {steps[-1]})"
     signs = {}
     for name, values in history.items():
-        change = _change(values, since_start) if name.startswith("train/") else None
+        if name.startswith("train/"):
+            change = _change(values, since_start)
+        else:
+            change = None
         if change is None:
             continue
         before, after, errors = change
-        metric, factor = name.removeprefix("train/"), after / max(before, 1e-9)
+        metric = name.removeprefix("train/")
+        factor = after / max(before, 1e-9)
         if metric.startswith("held_out_") and errors < -_SURE:
             judge = metric.removeprefix("held_out_")
             signs[name] = (
@@ -116,16 +122,16 @@ def _change(values: Mapping[int, float], since_start: bool) -> tuple[float, floa
     if len(listed) < 2 * STEPS:
         return None
     start = 0 if since_start else -2 * STEPS
-    before, after = np.array(listed[start:][:STEPS]), np.array(listed[-STEPS:])
+    before = np.array(listed[start:][:STEPS])
+    after = np.array(listed[-STEPS:])
     error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / STEPS)
     difference = float(after.mean() - before.mean())
-    errors = (
-        difference / error
-        if error > 1e-12
-        else math.copysign(math.inf, difference)
-        if difference
-        else 0.0
-    )
+    if error > 1e-12:
+        errors = difference / error
+    elif difference:
+        errors = math.copysign(math.inf, difference)
+    else:
+        errors = 0.0
     return float(before.mean()), float(after.mean()), errors
 
 
@@ -139,11 +145,10 @@ def not_carried_over(train: Mapping[int, float], change: Change | None, step: in
     span = min(8, len(steps) // 2)
     if span < 3 or change is None:
         return ""
-    early, late = [train[at] for at in steps[:span]], [train[at] for at in steps[-span:]]
-    rise, noise = (
-        fmean(late) - fmean(early),
-        math.sqrt((stdev(early) ** 2 + stdev(late) ** 2) / span),
-    )
+    early = [train[at] for at in steps[:span]]
+    late = [train[at] for at in steps[-span:]]
+    rise = fmean(late) - fmean(early)
+    noise = math.sqrt((stdev(early) ** 2 + stdev(late) ** 2) / span)
     if rise <= 2 * noise or change.high >= rise / 2:
         return ""
     return (

@@ -74,7 +74,8 @@ class Divergence:
 
 def align(reference: ComparedAttempt, attempt: ComparedAttempt) -> Divergence | None:
     """Find the first difference from a reference; None if there is none."""
-    a, b = reference.messages, attempt.messages
+    a = reference.messages
+    b = attempt.messages
     same = common_start(
         *([(message.role, message.agent, message.text) for message in side] for side in (a, b))
     )
@@ -86,7 +87,8 @@ def align(reference: ComparedAttempt, attempt: ComparedAttempt) -> Divergence | 
         b[same].agent,
     ):
         character = common_start(a[same].text, b[same].text)
-    before, timeline = _home(reference, same), _home(attempt, same)
+    before = _home(reference, same)
+    timeline = _home(attempt, same)
     token = None
     if before is not None and timeline is not None:
         token = common_prefix(reference.timelines[before], attempt.timelines[timeline])
@@ -107,14 +109,18 @@ def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Compa
     """Read episodes to compare, in the given order. Raises QueryError for an unknown episode."""
     records = known_records(reader, episode_ids)
     unknown = [r.episode.episode_id for r in records if _trained(r) and not r.trained]
-    recomputed = recomputed_advantages(reader, *unknown) if unknown else {}
+    if unknown:
+        recomputed = recomputed_advantages(reader, *unknown)
+    else:
+        recomputed = {}
     return [attempt_of(record, recomputed) for record in records]
 
 
 def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) -> ComparedAttempt:
     """Prepare an episode for comparison; `recomputed` has advantages by call, used if none are
     recorded."""
-    episode, tokens = record.episode, episode_tokens(record)
+    episode = record.episode
+    tokens = episode_tokens(record)
     values = [scores.advantages for scores in record.scores.values()]
     if not values and recomputed:
         values = [recomputed[call.call_id] for call in episode.calls if call.call_id in recomputed]
@@ -159,7 +165,8 @@ Cell = list[tuple[str, Kind]]
 
 _WORDS = re.compile(r"\S{1,64}[^\S\n]*|[^\S\n]+|\n")
 _WORD = re.compile(r"\s*\S{0,24}")
-_ALIKE, _AFTER = 1500, 4000
+_ALIKE = 1500
+_AFTER = 4000
 """Characters shown at each end of shared text, and after the first difference."""
 
 
@@ -199,14 +206,16 @@ def _message(
     """Return the lines of a message in a column."""
     here = mark is not None and mark.message == i
     if i >= len(messages):
-        return [[("(ends here)", "differs")]] if here else []
+        if here:
+            return [[("(ends here)", "differs")]]
+        return []
     message = messages[i]
-    title = (
-        f"{message.role} ({message.agent})"
-        if message.agent not in ("", "default")
-        else message.role
-    )
-    labels, kinds = [], list[Kind]()
+    if message.agent not in ("", "default"):
+        title = f"{message.role} ({message.agent})"
+    else:
+        title = message.role
+    labels = []
+    kinds = list[Kind]()
     for text, kind in _parts(message.text, i, mark):
         for word in _WORDS.findall(shown(text).replace("\t", "    ")):
             labels.append(word)

@@ -74,7 +74,8 @@ def differ(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether two means differ by three standard errors and by 10 %."""
     if min(len(before), len(after)) < LEAST_COUNT:
         return False
-    a, b = fmean(before), fmean(after)
+    a = fmean(before)
+    b = fmean(after)
     error = math.sqrt(pvariance(before) / (len(before) - 1) + pvariance(after) / (len(after) - 1))
     return abs(b - a) > max(3 * error, 0.1 * max(abs(a), abs(b)), 1e-9)
 
@@ -92,7 +93,8 @@ def changes_of_tasks(
 
     `readers` have the episodes.
     """
-    a, b = by_task(before), by_task(after)
+    a = by_task(before)
+    b = by_task(after)
     changes = {
         task_id: fmean(rewards(b[task_id])) - fmean(rewards(a[task_id]))
         for task_id in a
@@ -101,14 +103,15 @@ def changes_of_tasks(
     fell, rose = ([task for task, by in changes.items() if sign * by > 1e-9] for sign in (-1, 1))
     if not fell and not rose:
         return
-    test, steps = (
-        paired(list(changes.values())),
-        sorted({e["step"] for of in a.values() for e in of}),
-    )
+    test = paired(list(changes.values()))
+    steps = sorted({e["step"] for of in a.values() for e in of})
     interval = "too few tasks for an interval"
     if test.low is not None and test.high is not None:
         interval = f"{100 * (test.level or 0):.0f} % interval {test.low:+.3g} to {test.high:+.3g}"
-    since = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    if len(steps) == 1:
+        since = f"step {steps[0]}"
+    else:
+        since = f"steps {steps[0]} to {steps[-1]}"
     yield Finding(
         "tasks",
         f"of {counted(len(changes), 'task')} attempted before ({since}), {len(fell)} fell and"
@@ -155,10 +158,14 @@ def _partings(
 ) -> Iterator[tuple[StepEpisode, StepEpisode, str]]:
     """Describe the first difference of each pair of a best and a worst attempt."""
     ids = list(dict.fromkeys(e["episode_id"] for pair in pairs for e in pair))
-    whole = [e for reader in readers for e in episodes(reader, episode_ids=ids)] if ids else []
+    if ids:
+        whole = [e for reader in readers for e in episodes(reader, episode_ids=ids)]
+    else:
+        whole = []
     attempts = {e.episode_id: attempt_of(Record(e)) for e in whole}
     for best, worst in pairs:
-        a, b = attempts[best["episode_id"]], attempts[worst["episode_id"]]
+        a = attempts[best["episode_id"]]
+        b = attempts[worst["episode_id"]]
         named = " and ".join(
             f"{e['episode_id'][:ID]} (reward {e['reward']:.3g}, step {e['step']})"
             for e in (best, worst)
@@ -202,7 +209,10 @@ def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Ite
         a, b = ([float(c == cause) for c in side] for side in causes)
         if not (sum(b) and not sum(a)) and not differ(a, b):
             continue
-        was = f"{int(sum(a))} of {len(a)} before" if sum(a) else "a new cause"
+        if sum(a):
+            was = f"{int(sum(a))} of {len(a)} before"
+        else:
+            was = "a new cause"
         text = (
             f"{int(sum(b))} of {counted(len(b), 'episode')} failed with {one_line(cause, 60)}"
             f" ({was})"
@@ -237,7 +247,8 @@ def held_out_judges(
 ) -> Iterator[Finding]:
     """Find judges of weight 0 whose score did not rise with the reward since the first step, as
     when the judge that counts is gamed."""
-    before, now = rewards(start), rewards(after)
+    before = rewards(start)
+    now = rewards(after)
     if not differ(before, now) or fmean(now) < fmean(before):
         return
     for name in sorted({name for e in after for name in e["watched"]}):

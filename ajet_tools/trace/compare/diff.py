@@ -78,7 +78,10 @@ class EpisodeDiff:
         totals: dict[str, dict[str, float]] = {}
         for side, episode in (("a", self.a), ("b", self.b)):
             for reward in episode.rewards:
-                name = f"{reward.name} of {reward.agent}" if reward.agent else reward.name
+                if reward.agent:
+                    name = f"{reward.name} of {reward.agent}"
+                else:
+                    name = reward.name
                 of = totals.setdefault(name, {})
                 of[side] = of.get(side, 0.0) + reward.value * reward.weight
         return [{"reward": name, "a": of.get("a"), "b": of.get("b")} for name, of in totals.items()]
@@ -126,7 +129,8 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
     return EpisodeDiff(a, b, tuple(parts), shared)
 
 
-_BEFORE, _SHOWN = 400, 8000
+_BEFORE = 400
+_SHOWN = 8000
 """Compared characters before the first difference, and in all."""
 
 
@@ -257,11 +261,10 @@ def diff_runs(
             for (s, d), in_step in of.items()
             if split in (None, s) and decoding in (None, d)
         ]
-        at = (
-            max(last, default=None)
-            if wanted == "last" or (wanted is None and split == "val")
-            else wanted
-        )
+        if wanted == "last" or (wanted is None and split == "val"):
+            at = max(last, default=None)
+        else:
+            at = wanted
         facts = tuple(step_episodes(reader, run_id, split, at, decoding))
         kinds = {(fact["split"], fact["decoding"]) for fact in facts}
         if len(kinds) > 1:
@@ -276,7 +279,10 @@ def diff_runs(
             known_steps = {
                 at for (s, _), in_step in of.items() if split in (None, s) for at in in_step
             }
-            listed = f"; it has {_listed(known_steps)}" if known_steps else ""
+            if known_steps:
+                listed = f"; it has {_listed(known_steps)}"
+            else:
+                listed = ""
             raise QueryError(f"run {run_id} has no finished episode{where} to compare{listed}")
         sides.append(RunSide(run_id, split, at, decoding, facts))
     means = [side.by_task() for side in sides]

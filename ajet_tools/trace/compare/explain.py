@@ -101,14 +101,16 @@ class Explanation:
 
 def lines_of(explanation: Explanation) -> list[str]:
     """Format an explanation as lines of text."""
-    chosen = f": the {explanation.chosen}" if explanation.chosen else ""
+    if explanation.chosen:
+        chosen = f": the {explanation.chosen}"
+    else:
+        chosen = ""
     lines = [f"run {explanation.run_id}, step {explanation.step}{chosen}"]
     for change in explanation.changes:
-        kind = (
-            "training"
-            if change.split == "train"
-            else f"validation, {change.decoding or 'unknown decoding'}"
-        )
+        if change.split == "train":
+            kind = "training"
+        else:
+            kind = f"validation, {change.decoding or 'unknown decoding'}"
         lines += ["", f"{kind}: step {change.step} against step {change.before}"]
         lines.append(f"  {change.headline}")
         lines += finding_lines(change.findings)
@@ -124,7 +126,10 @@ def _totals(explanation: Explanation) -> Iterator[str]:
         named = ", ".join(
             f'"{one_line(task, _TASK_SHOWN)}"' for task in explanation.unsolved[:_TASKS_NAMED]
         )
-        more = f" and {unsolved - _TASKS_NAMED:,} more" if unsolved > _TASKS_NAMED else ""
+        if unsolved > _TASKS_NAMED:
+            more = f" and {unsolved - _TASKS_NAMED:,} more"
+        else:
+            more = ""
         listed = f": {named}{more}" if unsolved else ""
         tasks = counted(explanation.tasks, "training task")
         yield ""
@@ -161,7 +166,10 @@ def explain(
             changes.append(_change(reader, run_id, split, decoding, steps, trace))
     if not changes:
         there = sorted({at for of in by_step.values() for at in of})
-        has = f"its steps are {there[0]} to {there[-1]}" if there else "it has no finished episode"
+        if there:
+            has = f"its steps are {there[0]} to {there[-1]}"
+        else:
+            has = "it has no finished episode"
         raise QueryError(
             f"run {run_id} has nothing at step {step} and before it to compare ({has}); `ajet trace"
             " diff` compares runs"
@@ -201,7 +209,10 @@ def _largest_change(run_id: str, by_step: Steps) -> tuple[int, str]:
         known = [(at, r) for at, r in _of_kind(by_step, split, decoding).items() if r is not None]
         if len(known) > 1:
             (_, a), (at, b) = max(pairwise(known), key=lambda pair: abs(pair[1][1] - pair[0][1]))
-            kind = "training" if split == "train" else f"{decoding or ''} validation".strip()
+            if split == "train":
+                kind = "training"
+            else:
+                kind = f"{decoding or ''} validation".strip()
             return at, f"largest change of the mean reward in {kind}: {a:.3g} → {b:.3g}"
     raise QueryError(
         f"run {run_id} has no two steps with rewards to compare; `ajet trace compare` compares it with"
@@ -217,9 +228,14 @@ def _change(
     steps: Sequence[int],
     trace: Path | None,
 ) -> StepChange:
-    first, earlier, step = steps[0], steps[-2], steps[-1]
+    first = steps[0]
+    earlier = steps[-2]
+    step = steps[-1]
     before, after = (step_episodes(reader, run_id, split, at, decoding) for at in (earlier, step))
-    start = before if first == earlier else step_episodes(reader, run_id, split, first, decoding)
+    if first == earlier:
+        start = before
+    else:
+        start = step_episodes(reader, run_id, split, first, decoding)
     attempted = step_episodes(reader, run_id, split, step, decoding, before=True)
     metrics = {name: dict(points) for name, points in metric_points(reader, run_id).items()}
     findings = [*_reward(before, after)]
@@ -262,7 +278,8 @@ def _change(
 
 
 def _reward(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
-    a, b = rewards(before), rewards(after)
+    a = rewards(before)
+    b = rewards(after)
     if a and b and fmean(a) != fmean(b):
         chance = "" if differ(a, b) else ", which chance may explain"
         text = (
@@ -364,7 +381,8 @@ def _metrics(
         values = metrics.get(name, {})
         if before not in values or step not in values:
             continue
-        a, b = values[before], values[step]
+        a = values[before]
+        b = values[step]
         if abs(b - a) >= max(least, _RELATIVE * max(abs(a), abs(b))):
             yield Finding(name.removeprefix("train/"), f"{about}: {a:.3g} → {b:.3g}", a, b)
             if name == "train/logprob_gap_mean" and (text := on_gap(reader.query, run_id, step, b)):

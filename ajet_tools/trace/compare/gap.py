@@ -57,13 +57,12 @@ def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, in
             sampling.processed or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
         )
         changed = limited or bool(sampling.grammar)
-        cause = (
-            "staleness"
-            if (row["policy_version"] or 0) < newest
-            else "sampling"
-            if changed
-            else "numerics"
-        )
+        if (row["policy_version"] or 0) < newest:
+            cause = "staleness"
+        elif changed:
+            cause = "sampling"
+        else:
+            cause = "numerics"
         for name in (cause, f"turn {min(row['index'] + 1, _TURNS)}"):
             gap, tokens = sums[name]
             sums[name] = gap + row["gap"], tokens + row["tokens"]

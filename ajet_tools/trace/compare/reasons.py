@@ -53,7 +53,8 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
     if lost := discarded(sum(map(Counter, by_step.values()), Counter[str]())):
         texts.append(lost)
     texts += [*_moved(history), *unstable(history).values()]
-    best, last = verdict.best, verdict.last
+    best = verdict.best
+    last = verdict.last
     if (
         best
         and last
@@ -92,7 +93,8 @@ def _cause_of_drop(reader: TraceReader, run_id: str, verdict: Verdict) -> list[s
 def _setup_changed(reader: TraceReader, run_id: str, verdict: Verdict) -> list[str]:
     """Return what else changed between the best and the last step, so that the updates are not
     blamed for it."""
-    best, last = verdict.best, verdict.last
+    best = verdict.best
+    last = verdict.last
     if not best or not last or best["step"] == last["step"]:
         return []
     texts: list[str] = []
@@ -109,19 +111,19 @@ def _setup_changed(reader: TraceReader, run_id: str, verdict: Verdict) -> list[s
 
 def _steps(steps: Sequence[int]) -> str:
     """Format steps: `step 4`, `steps 2 to 8`, `5 of steps 2 to 12`."""
-    first, last = min(steps), max(steps)
+    first = min(steps)
+    last = max(steps)
     if first == last:
         return f"step {first}"
-    return (
-        f"steps {first} to {last}"
-        if last - first + 1 == len(steps)
-        else f"{len(steps)} of steps {first} to {last}"
-    )
+    if last - first + 1 == len(steps):
+        return f"steps {first} to {last}"
+    return f"{len(steps)} of steps {first} to {last}"
 
 
 def _moved(history: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
     """Compare the lengths of episodes at the first and last training step."""
-    sampled, episodes = history.get("train/tokens_sampled", {}), history.get("train/episodes", {})
+    sampled = history.get("train/tokens_sampled", {})
+    episodes = history.get("train/episodes", {})
     lengths = {
         step: value / episodes[step] for step, value in sampled.items() if episodes.get(step)
     }
@@ -130,6 +132,7 @@ def _moved(history: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
         ("calls of an episode", history.get("train/calls_per_episode", {})),
     ):
         if len(values) > 1:
-            a, b = values[min(values)], values[max(values)]
+            a = values[min(values)]
+            b = values[max(values)]
             if min(a, b) > 0 and max(a, b) >= _FACTOR * min(a, b):
                 yield f"{about}: {a:.3g} → {b:.3g}"

@@ -105,11 +105,16 @@ def differing_values(earlier: Values, later: Values) -> Iterator[Finding]:
     """Yields a finding for each aspect of an agent's requests whose values are others; both sides
     have the agent."""
     for agent, aspect in sorted(later.keys() & earlier.keys()):
-        old, new = earlier[agent, aspect], later[agent, aspect]
-        gone, added = sorted(old - new), sorted(new - old)
+        old = earlier[agent, aspect]
+        new = later[agent, aspect]
+        gone = sorted(old - new)
+        added = sorted(new - old)
         if not gone or not added:
             continue  # a value that is only rarer or more frequent is the agent's choice
-        whose = agent if agent == JUDGE else f"agent {one_line(agent, 40)}"
+        if agent == JUDGE:
+            whose = agent
+        else:
+            whose = f"agent {one_line(agent, 40)}"
         texts = [_short(aspect, values) for values in (gone, added)]
         if aspect in (RUBRIC, "system prompt") and len(gone) == len(added) == 1:
             texts = _where_they_part(gone[0], added[0])
@@ -170,7 +175,10 @@ def _short(aspect: str, values: Sequence[str]) -> str:
         except ValueError:
             tools = []
         for tool in tools if isinstance(tools, list) else []:
-            function = tool.get("function", tool) if isinstance(tool, dict) else {}
+            if isinstance(tool, dict):
+                function = tool.get("function", tool)
+            else:
+                function = {}
             names.append(str(function.get("name", "?")) if isinstance(function, dict) else "?")
     return one_line(", ".join(dict.fromkeys(names)) or "none", _SHOWN)
 

@@ -53,11 +53,9 @@ class Verdict:
 
     @property
     def gain(self) -> float | None:
-        return (
-            None
-            if self.first is None or self.last is None
-            else self.last["mean"] - self.first["mean"]
-        )
+        if self.first is None or self.last is None:
+            return None
+        return self.last["mean"] - self.first["mean"]
 
 
 def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verdict]:
@@ -89,11 +87,11 @@ def _verdict(
     if not kind:
         return Verdict("not trained" if trained == 0 else "trained" if trained else "scored")
     steps = points[kind]
-    first, last, best = steps[0], steps[-1], max(steps, key=lambda point: point["mean"])
-    gain, noise = (
-        last["mean"] - first["mean"],
-        SURE * math.sqrt(first["square_error"] + last["square_error"]),
-    )
+    first = steps[0]
+    last = steps[-1]
+    best = max(steps, key=lambda point: point["mean"])
+    gain = last["mean"] - first["mean"]
+    noise = SURE * math.sqrt(first["square_error"] + last["square_error"])
     word = "no change"
     if trained == 0:
         word = "not trained"
@@ -102,7 +100,10 @@ def _verdict(
     elif gain > noise:
         word = "learned?" if suspect else "learned"
     elif gain < -noise:
-        word = "collapsed" if last["mean"] <= _COLLAPSED * first["mean"] else "worse"
+        if last["mean"] <= _COLLAPSED * first["mean"]:
+            word = "collapsed"
+        else:
+            word = "worse"
     return Verdict(word, kind, first, last, best)
 
 

@@ -51,7 +51,10 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
     fingerprints = Fingerprints()
     for call in chain:
         raws = request_messages(call.request)
-        same = len(before) if len(before) <= len(raws) and all(map(is_, before, raws)) else 0
+        if len(before) <= len(raws) and all(map(is_, before, raws)):
+            same = len(before)
+        else:
+            same = 0
         rest = known[same:]  # messages that are identical objects need no comparison
         view, fresh = _match(
             [marks[i] for i in rest],
@@ -77,7 +80,11 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
             )
             marks.append(fingerprints.of(raw))
             note = ""
-        known, before = view, [] if call.request.get("previous_response_id") else raws
+        known = view
+        if call.request.get("previous_response_id"):
+            before = []
+        else:
+            before = raws
     return tuple(messages)
 
 
@@ -105,7 +112,9 @@ def _match(
     positions: dict[int, list[int]] = {}
     for n, mark in enumerate(marks):
         positions.setdefault(mark, []).append(n)
-    view, fresh, last = list[int](), list[int](), -1
+    view = list[int]()
+    fresh = list[int]()
+    last = -1
     for n, mark in enumerate(request_marks):
         later = next((position for position in positions.get(mark, ()) if position > last), None)
         if later is not None:
@@ -126,7 +135,9 @@ def _note(known: Sequence[int], view: Sequence[int]) -> str:
             " missing or changed"
         )
     moved = any(before > after for before, after in pairwise(view))
-    return "inserted before messages that had already been sent" if moved else ""
+    if moved:
+        return "inserted before messages that had already been sent"
+    return ""
 
 
 def replies(call: Call) -> list[object]:
@@ -139,7 +150,9 @@ def gist(call: Call) -> str:
     for message in map(parts_of, replies(call)):
         tools = ", ".join(tool.name for tool in message.tool_calls)
         if tools or message.content:
-            return f"→ {tools}" if tools else message.content[:200]
+            if tools:
+                return f"→ {tools}"
+            return message.content[:200]
     return ""
 
 
@@ -150,7 +163,9 @@ def fingerprint(raw: object) -> Hashable:
     Reasoning is ignored, as many clients drop it from the history.
     """
     if not isinstance(raw, Mapping):
-        return raw if isinstance(raw, str) else json.dumps(raw, sort_keys=True, default=str)
+        if isinstance(raw, str):
+            return raw
+        return json.dumps(raw, sort_keys=True, default=str)
     parsed = parts_of(raw)
     return (
         parsed.role,
@@ -171,7 +186,10 @@ def _read(
 ) -> Message:
     """Parse a message for display; `names` maps ids of tool calls to tools, and is updated."""
     message = parts_of(raw)
-    name = raw.get("name") if isinstance(raw, Mapping) and "role" in raw else None
+    if isinstance(raw, Mapping) and "role" in raw:
+        name = raw.get("name")
+    else:
+        name = None
     names.update((call.id, call.name) for call in message.tool_calls if call.id)
     is_result = message.role == "tool" and message.content.lstrip()[:1] in ("{", "[")
     return Message(

@@ -58,10 +58,14 @@ class EpisodeOverview:
     def status(self) -> str:
         """Status of the episode; `running`, `cut off` or `absent` if it has no end."""
         if self.record.ended:
-            return "superseded" if self.record.superseded else self.episode.status
+            if self.record.superseded:
+                return "superseded"
+            return self.episode.status
         if not self.calls:
             return "absent"
-        return "running" if self.pulse.running else "cut off"
+        if self.pulse.running:
+            return "running"
+        return "cut off"
 
     @cached_property
     def calls(self) -> Mapping[str, Call]:
@@ -102,7 +106,10 @@ def _read_overview(
     reader: TraceReader, episode_id: str, pulse: Pulse, known: Vocabulary | None
 ) -> EpisodeOverview:
     [record] = records_of(reader, [episode_id], whole=True)
-    attempts = attempts_of(reader, episode_id) if record.ended else [episode_id]
+    if record.ended:
+        attempts = attempts_of(reader, episode_id)
+    else:
+        attempts = [episode_id]
     return EpisodeOverview(
         record,
         pulse,
@@ -144,7 +151,9 @@ def explain_forks(
 
 
 def _tree(calls: Sequence[Call], known: Vocabulary | None) -> EpisodeTree:
-    return episode_tree(calls, known.decode, known.template) if known else episode_tree(calls)
+    if known:
+        return episode_tree(calls, known.decode, known.template)
+    return episode_tree(calls)
 
 
 def _outcome(reward: float | None, solved: bool | None = None) -> tuple[str, str]:
@@ -153,7 +162,9 @@ def _outcome(reward: float | None, solved: bool | None = None) -> tuple[str, str
         return "·", ""
     if solved or reward >= 1 - 1e-9:
         return "✓", "bold green"
-    return ("✗", "bold red") if reward <= 0 else ("~", "bold")
+    if reward <= 0:
+        return ("✗", "bold red")
+    return ("~", "bold")
 
 
 def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
@@ -175,8 +186,14 @@ def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
     line.append("  " + " · ".join(fact for fact in _counts(overview) if fact))
     if episode.error or episode.cause:
         lines = (episode.error or "").strip().splitlines() or [""]
-        error = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-        error = error if (episode.cause or "") in error else f"{episode.cause}: {error}"
+        if lines[0].startswith("Traceback"):
+            error = lines[-1]
+        else:
+            error = lines[0]
+        if (episode.cause or "") in error:
+            error = error
+        else:
+            error = f"{episode.cause}: {error}"
         line.append(f"\n{drop_zero_width(one_line(error, 200))}", style="red")
     if episode.task.main_query:
         line.append(f"\n{drop_zero_width(one_line(episode.task.main_query, 300))}", style="italic")
@@ -225,10 +242,14 @@ def _group(overview: EpisodeOverview) -> Text:
 
 def _counts(overview: EpisodeOverview) -> Iterator[str]:
     """Yield status and size of the episode."""
-    episode, ended = overview.episode, overview.record.ended
+    episode = overview.episode
+    ended = overview.record.ended
     if ended:
         yield f"step {episode.step} {kind_of(episode)}" if episode.split else ""
-        group = f" of a group of {len(overview.attempts)}" if len(overview.attempts) > 1 else ""
+        if len(overview.attempts) > 1:
+            group = f" of a group of {len(overview.attempts)}"
+        else:
+            group = ""
         yield f"attempt {episode.attempt}{group}"
     yield counted(len(episode.calls), "call")
     agents = len({call.agent for call in episode.calls})

@@ -167,7 +167,9 @@ def _with_ids(merged: Merged, calls: Mapping[str, Call], decode: Decode | None) 
 
 
 def _fork(split: Split, calls: Mapping[str, Call], decode: Decode | None) -> Fork:
-    at, expected, actual = split.at_token, "", ""
+    at = split.at_token
+    expected = ""
+    actual = ""
     old = calls.get(split.parent_call_id or "")
     new = calls[split.call_id].prompt_ids
     if (
@@ -198,7 +200,9 @@ def _show(ids: Sequence[int], decode: Decode | None) -> str:
     """Format the first id, followed by the decoded text."""
     if not ids:
         return ""
-    return f"id {ids[0]}" if decode is None else f"id {ids[0]}, {decode(ids)!r}"
+    if decode is None:
+        return f"id {ids[0]}"
+    return f"id {ids[0]}, {decode(ids)!r}"
 
 
 def _spans(
@@ -209,7 +213,8 @@ def _spans(
     for branch in branches:
         timeline: Timeline = merged.timelines[branch.number]
         for call_id in branch.calls:
-            prompt, output = calls[call_id].prompt_ids, calls[call_id].output_ids
+            prompt = calls[call_id].prompt_ids
+            output = calls[call_id].output_ids
             if prompt is not None and output is not None:
                 end = min(len(prompt) + len(output), len(timeline.token_ids))
                 spans[call_id] = (branch.number, min(len(prompt), end), end)
@@ -238,12 +243,17 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
         call_id for timeline in merged.timelines for call_id in timeline.call_ids
     ):
         if call_id not in chains:
-            run = [] if call_id in splits else runs.pop(before.get(call_id, ""), [])
+            if call_id in splits:
+                run = []
+            else:
+                run = runs.pop(before.get(call_id, ""), [])
             run.append(call_id)
             runs[call_id] = run
     branches: list[Branch] = []
     for run in runs.values():
-        trunk, first, above = list[str](), numbered[run[0]], before.get(run[0])
+        trunk = list[str]()
+        first = numbered[run[0]]
+        above = before.get(run[0])
         while above is not None and above not in chains:
             trunk.append(above)
             above = before.get(above)
@@ -251,12 +261,16 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
         split = (
             splits.get(run[0]) if trunk or not chain else None
         )  # extending a call with ids is no fork
-        fork = (
-            None
-            if split is None
-            else _fork_by_messages(split, trunk[0] if trunk else None, numbered)
-        )
-        after = chain[-1] if chain else None if fork is None else fork.parent_call_id
+        if split is None:
+            fork = None
+        else:
+            fork = _fork_by_messages(split, trunk[0] if trunk else None, numbered)
+        if chain:
+            after = chain[-1]
+        elif fork is None:
+            after = None
+        else:
+            after = fork.parent_call_id
         number = len(placed) + len(branches)
         branches.append(
             Branch(
@@ -268,12 +282,23 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
 
 def _fork_by_messages(split: Split, above: str | None, numbered: Mapping[str, Call]) -> Fork:
     """Explain a branch of calls without ids; `above` is a call that other branches extend too."""
-    parent, at, cause, hint = above or split.parent_call_id, split.at_token, split.cause, split.hint
-    earlier = [number for ids in _ids(numbered[parent]) for number in ids] if parent else []
+    parent = above or split.parent_call_id
+    at = split.at_token
+    cause = split.cause
+    hint = split.hint
+    if parent:
+        earlier = [number for ids in _ids(numbered[parent]) for number in ids]
+    else:
+        earlier = []
     if above is not None:
-        at, cause, hint = len(earlier), "parallel_branch", HINTS["parallel_branch"]
+        at = len(earlier)
+        cause = "parallel_branch"
+        hint = HINTS["parallel_branch"]
     elif parent is not None and set(earlier).isdisjoint(_ids(numbered[split.call_id])[0]):
-        parent, at, cause, hint = None, 0, "new_conversation", HINTS["new_conversation"]
+        parent = None
+        at = 0
+        cause = "new_conversation"
+        hint = HINTS["new_conversation"]
     return Fork(split.call_id, parent, at, "message", cause, hint, extra_tokens=0)
 
 
@@ -285,7 +310,9 @@ def _ids(call: Call) -> tuple[list[int], list[int]]:
 def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
     """Yield the calls with a number per message in place of token ids, equal for equivalent
     messages."""
-    fingerprints, numbers, odd = Fingerprints(), dict[object, int](), set[int]()
+    fingerprints = Fingerprints()
+    numbers = dict[object, int]()
+    odd = set[int]()
     responses: dict[str, list[int]] = {}
 
     def number(message: object) -> int:
@@ -326,7 +353,10 @@ def _attach(branches: Sequence[Branch]) -> list[Branch]:
     home = {call_id: branch.number for branch in branches for call_id in branch.calls}
     parents: dict[int, int] = {}
     for branch in branches:
-        above = home.get(branch.after) if branch.after is not None else None
+        if branch.after is not None:
+            above = home.get(branch.after)
+        else:
+            above = None
         step = above
         while step is not None and step != branch.number:
             step = parents.get(step)

@@ -66,7 +66,10 @@ def rows_of(job: Job, format: Format, records: Iterable[Any] | None = None) -> I
     """Yields the rows of a format that is no whole file, of all records of the job or of these; for
     `preferences` they are groups of records."""
     if records is None:
-        records = job.groups(feedback=True) if format == "preferences" else job.records()
+        if format == "preferences":
+            records = job.groups(feedback=True)
+        else:
+            records = job.records()
     rows: Iterator[Row] = _function(format)(job, records)
     return rows
 

@@ -64,7 +64,10 @@ def exchange_of(call: Call) -> Exchange | None:
 def exchanges(episode: Episode) -> Iterator[Exchange]:
     """Yield the chat calls of agents, in order, without those of judges."""
     for call in sorted(episode.calls, key=lambda c: (c.index, c.started_at)):
-        exchange = exchange_of(call) if call.phase == "rollout" else None
+        if call.phase == "rollout":
+            exchange = exchange_of(call)
+        else:
+            exchange = None
         if exchange:
             yield exchange
 
@@ -220,7 +223,10 @@ def _parts(message: Mapping[str, object]) -> list[object]:
 def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
     role = str(message.get("role", ""))
     calls = message.get("tool_calls")
-    functions = [_function(call) for call in calls] if isinstance(calls, list) else []
+    if isinstance(calls, list):
+        functions = [_function(call) for call in calls]
+    else:
+        functions = []
     parts = [_IMAGE if picture_url(part) else part for part in _parts(message)]
     content = content_text(parts or message.get("content"))
     if content or not functions:
@@ -231,7 +237,10 @@ def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
 
 
 def _function(call: object) -> object:
-    function = call.get("function") if isinstance(call, Mapping) else None
+    if isinstance(call, Mapping):
+        function = call.get("function")
+    else:
+        function = None
     if not isinstance(function, Mapping):
         return call
     arguments = function.get("arguments")

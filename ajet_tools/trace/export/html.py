@@ -181,7 +181,10 @@ def _tokens(view: TokenView) -> Iterator[_Token]:
             yield _Token(f"[{pictures[i].picture.line}]", f"{end - i} tokens of a picture, prompt")
         if i < end:
             continue
-        text = f"{token} " if view.spelled is None else view.spelled.of(i)
+        if view.spelled is None:
+            text = f"{token} "
+        else:
+            text = view.spelled.of(i)
         text = "\n".join(map(shown, text.split("\n")))
         if not view.mask[i]:
             yield _Token(text, f"id {token}, prompt")

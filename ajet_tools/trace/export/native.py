@@ -133,7 +133,9 @@ def _value(value: object) -> object:
         return [None if math.isnan(v) else _number(v) for v in value.tolist()]
     if isinstance(value, list):
         return [None if v is None or v != v else _value(v) for v in value]
-    return value.isoformat() if hasattr(value, "isoformat") else value
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return value
 
 
 def _number(value: float) -> object:

@@ -126,7 +126,10 @@ def _documents(result: object) -> dict[str, object]:
     """Return the attributes of retrieved documents: content (or text), id and score."""
     attributes: dict[str, object] = {}
     for i, item in enumerate(result if isinstance(result, list) else []):
-        document = item if isinstance(item, Mapping) else {"content": item}
+        if isinstance(item, Mapping):
+            document = item
+        else:
+            document = {"content": item}
         content = document.get("content", document.get("text", document))
         named = {
             "id": document.get("id"),
@@ -140,7 +143,9 @@ def _documents(result: object) -> dict[str, object]:
 
 
 def _as_value(value: object) -> object:
-    return value if value is None or isinstance(value, str) else _json(value)
+    if value is None or isinstance(value, str):
+        return value
+    return _json(value)
 
 
 def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -186,8 +191,14 @@ def from_message(message: Mapping[str, object]) -> dict[str, object]:
 
 
 def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
-    function = call.get("function") if isinstance(call.get("function"), Mapping) else {}
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if isinstance(call.get("function"), Mapping):
+        function = call.get("function")
+    else:
+        function = {}
+    if isinstance(function, Mapping):
+        arguments = function.get("arguments")
+    else:
+        arguments = None
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
@@ -195,7 +206,10 @@ def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
             parsed = None
         if isinstance(parsed, dict) and json.dumps(parsed, ensure_ascii=False) == arguments:
             arguments = parsed
-    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(function, Mapping):
+        name = function.get("name")
+    else:
+        name = None
     return {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
 
 
@@ -203,9 +217,10 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
     """Convert role and parts to a chat message: the inverse of `from_message`, also for output of
     other tools."""
     listed = made.get("parts")
-    parts = (
-        [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
-    )
+    if isinstance(listed, list):
+        parts = [part for part in listed if isinstance(part, Mapping)]
+    else:
+        parts = []
     for part in parts:
         stored = part.get("message")
         if part.get("type") == _WHOLE and isinstance(stored, dict):
@@ -244,7 +259,10 @@ _KNOWN = ("text", *_STRUCTURED)
 
 def _tool_call(part: Mapping[str, object]) -> dict[str, object]:
     arguments = part.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if isinstance(arguments, str):
+        text = arguments
+    else:
+        text = json.dumps(arguments, ensure_ascii=False)
     return {
         "id": part.get("id"),
         "type": "function",
@@ -315,7 +333,10 @@ def _root(episode: Episode) -> dict[str, object]:
         "ajet.reward": episode.reward,
         **_openinference("CHAIN", episode.task.main_query, episode.output),
     }
-    error = None if episode.status == "succeeded" else episode.error or episode.status
+    if episode.status == "succeeded":
+        error = None
+    else:
+        error = episode.error or episode.status
     span = _span(episode, episode.episode_id, "invoke_workflow", attributes, episode, error)
     return {**span, "events": [_evaluation(reward, episode) for reward in episode.rewards]}
 
@@ -383,7 +404,10 @@ def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     }
     plain["response"] = call.response
     choices = call.response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    if isinstance(choices, list) and len(choices) == 1:
+        choice = choices[0]
+    else:
+        choice = None
     if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
@@ -407,7 +431,10 @@ def _tool_span(event: Event, number: int, episode: Episode) -> dict[str, object]
         "ajet.event": event.kind,
     }
     linked = _HEX_32.fullmatch(event.trace_id or "") and _HEX_16.fullmatch(event.span_id or "")
-    links = [{"traceId": event.trace_id, "spanId": event.span_id}] if linked else []
+    if linked:
+        links = [{"traceId": event.trace_id, "spanId": event.span_id}]
+    else:
+        links = []
     span_id = f"{episode.episode_id}/event/{number}"
     name = f"{operation} {event.name}"
     span = _span(episode, span_id, name, attributes, event, event.error or None)

@@ -149,7 +149,10 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
     by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
     for entry in corrections:
         last = next(reversed(by_call.values()), None)
-        exchange = by_call.get(entry.call_id) if entry.call_id else last
+        if entry.call_id:
+            exchange = by_call.get(entry.call_id)
+        else:
+            exchange = last
         reply = {"role": "assistant", "content": entry.correction}
         if exchange is None:
             left_out["corrections of something other than a chat reply"] += 1
@@ -206,7 +209,10 @@ def _tool_call(call: object) -> object:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if isinstance(arguments, str):
+        text = arguments
+    else:
+        text = json.dumps(arguments, ensure_ascii=False)
     return {
         "id": call.get("id"),
         "type": "function",
@@ -216,4 +222,6 @@ def _tool_call(call: object) -> object:
 
 def _tools(tools: list[object] | None) -> str | None:
     """Encode tools as JSON text, which TRL parses, as their schemas differ in shape."""
-    return None if not tools else json.dumps(tools, ensure_ascii=False)
+    if not tools:
+        return None
+    return json.dumps(tools, ensure_ascii=False)

@@ -311,16 +311,19 @@ def _whole(row: _Row, parent: _Call | None) -> _Call:
     if row["prompt_suffix"] is not None:
         suffix = _ids(row["prompt_suffix"])
         before = parent.whole if parent is not None else None
-        prompt = suffix if before is None else np.concatenate((before[: row["prefix_len"]], suffix))
-        whole = (
-            prompt
-            if row["output_ids"] is None
-            else np.concatenate((prompt, _ids(row["output_ids"])))
-        )
+        if before is None:
+            prompt = suffix
+        else:
+            prompt = np.concatenate((before[: row["prefix_len"]], suffix))
+        if row["output_ids"] is None:
+            whole = prompt
+        else:
+            whole = np.concatenate((prompt, _ids(row["output_ids"])))
     if row["messages_suffix"] is not None:
-        earlier = (
-            (parent.messages or [])[: row["prefix_messages"] or 0] if parent is not None else []
-        )
+        if parent is not None:
+            earlier = (parent.messages or [])[: row["prefix_messages"] or 0]
+        else:
+            earlier = []
         added = json.loads(row["messages_suffix"])
         if isinstance(added, list) and all(isinstance(message, dict) for message in added):
             messages = [*earlier, *added]
@@ -377,7 +380,8 @@ def _wrong(
         if any(
             message.get("tool_calls") for message in call.messages
         ):  # the model may write other spaces
-            rendered, prompt = "".join(rendered.split()), "".join(prompt.split())
+            rendered = "".join(rendered.split())
+            prompt = "".join(prompt.split())
         if rendered != prompt:
             at = next(
                 (i for i, (a, b) in enumerate(zip(rendered, prompt, strict=False)) if a != b), 0
@@ -420,7 +424,9 @@ def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, st
     """Check that a call extends the longest earlier call of its agent and phase that is a prefix of
     its prompt."""
     assert call.prompt is not None
-    longest, ids, shared = 0, {None}, 0
+    longest = 0
+    ids = {None}
+    shared = 0
     for candidate in calls:
         if candidate is call:
             break
@@ -459,7 +465,9 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
     """Return a part of the stored reply that is missing in the sampled text, or None."""
     message = _message(row)
     if message is None:
-        return repr(row["response"]) if row["error"] is None else None
+        if row["error"] is None:
+            return repr(row["response"])
+        return None
     content = message.get("content")
     calls = _listed(message)
     reasoning = message.get("reasoning_content")
@@ -474,11 +482,9 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
         plain |= {_before_stop(reply, _object(row["request"])) for reply in plain}
-        return (
-            None
-            if content in plain or (is_bare and not text.removesuffix(ended).strip())
-            else repr(content)
-        )
+        if content in plain or (is_bare and not text.removesuffix(ended).strip()):
+            return None
+        return repr(content)
     parts = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
     return next(
         (repr(part) for part in parts if isinstance(part, str) and part.strip() not in text), None
@@ -489,7 +495,12 @@ def _before_stop(text: str, request: JsonView) -> str:
     """Return a text up to the first of the request's stop strings, which end a reply and are no
     part of it."""
     stop = request.get("stop")
-    strings = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    if isinstance(stop, str):
+        strings = [stop]
+    elif isinstance(stop, list):
+        strings = stop
+    else:
+        strings = []
     ends = [text.find(end) for end in strings if isinstance(end, str) and end and end in text]
     return text[: min(ends)] if ends else text
 
@@ -497,8 +508,14 @@ def _before_stop(text: str, request: JsonView) -> str:
 def _message(row: _Row) -> dict[str, object] | None:
     """Return the stored reply, or None."""
     choices = _object(row["response"]).get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
+    if isinstance(choices, list) and choices:
+        choice = choices[0]
+    else:
+        choice = None
+    if isinstance(choice, dict):
+        message = choice.get("message")
+    else:
+        message = None
     return message if isinstance(message, dict) else None
 
 
@@ -523,9 +540,10 @@ def _wrong_calls(
     with suppress(
         AjetError, TypeError, AttributeError
     ):  # a template that renders nothing, invalid tools
-        probed = (
-            _EVERY if known.template is None else _format(known.template, (end,) if end else ())
-        )
+        if known.template is None:
+            probed = _EVERY
+        else:
+            probed = _format(known.template, (end,) if end else ())
         for form in (probed, *(ReplyFormat(forms, probed.reasoning) for forms in PARSERS.values())):
             parses = (
                 form.parse(reply, prompt=prompt, tools=tools).calls
@@ -564,7 +582,10 @@ def _called(call: object) -> tuple[object, object]:
         return repr(call), None
     arguments = function.get("arguments")
     with suppress(ValueError):
-        arguments = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments, strict=False)
+        else:
+            arguments = arguments
     return function.get("name"), arguments
 
 

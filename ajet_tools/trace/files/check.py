@@ -144,8 +144,14 @@ class EditedRow:
     def says(self, copies: Mapping[str, str]) -> str:
         """Return what was done to the row. `copies`: the call that a call is a copy of."""
         noun = _NOUNS[self.table].format_map(defaultdict(str, self.keys))
-        original = copies.get(str(self.keys["id"])) if self.table == "calls" else None
-        copied = f": its reply is a copy of that of call {original}" if original else ""
+        if self.table == "calls":
+            original = copies.get(str(self.keys["id"]))
+        else:
+            original = None
+        if original:
+            copied = f": its reply is a copy of that of call {original}"
+        else:
+            copied = ""
         return f"{noun} {self.deed}{copied}"
 
 

@@ -30,7 +30,8 @@ from ajet_tools.trace.queries.base import rows
 
 OnStage = Callable[[str], None]
 """Called with the name of each stage."""
-_SMALL, _SMALL_BLOCK = 16 << 20, 16384
+_SMALL = 16 << 20
+_SMALL_BLOCK = 16384
 """Smaller files get small blocks: a table takes whole blocks, by default of 256 KiB, which would be
 mostly empty."""
 
@@ -90,7 +91,8 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
         LEFT JOIN remarked s USING (run_id) LEFT JOIN logged l USING (run_id)
         ORDER BY last, r.run_id""",
     )
-    total, whole = sum(row["weight"] for row in run_rows) or 1, bytes_of(path)
+    total = sum(row["weight"] for row in run_rows) or 1
+    whole = bytes_of(path)
     return [
         RunSize(
             **{name: row[name] for name in row if name != "weight"},
@@ -108,7 +110,8 @@ def older_than(runs: Sequence[RunSize], limit: datetime) -> list[RunSize]:
 def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
     """Return the oldest runs to drop so that about `limit` bytes remain; the newest run is always
     kept."""
-    remaining, gone = sum(run.bytes for run in runs), list[RunSize]()
+    remaining = sum(run.bytes for run in runs)
+    gone = list[RunSize]()
     for run in runs[:-1]:
         if remaining <= limit:
             break
@@ -236,7 +239,10 @@ def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnectio
     try:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"ATTACH '{_quoted(source)}' AS source (READ_ONLY)")
-        blocks = f", BLOCK_SIZE {_SMALL_BLOCK}" if bytes_of(source) < _SMALL else ""
+        if bytes_of(source) < _SMALL:
+            blocks = f", BLOCK_SIZE {_SMALL_BLOCK}"
+        else:
+            blocks = ""
         storage = f"STORAGE_VERSION '{STORAGE_VERSION}'"
         connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh ({storage}{blocks}); USE fresh")
         draft.chmod(0o600)

@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 
     from ajet_sdk.engines.local.vision import Vision
 
-_READING, _SEEING = "ajet_sdk.engines.local.weights", "ajet_sdk.engines.local.vision"
+_READING = "ajet_sdk.engines.local.weights"
+_SEEING = "ajet_sdk.engines.local.vision"
 _TOKENIZER = "ajet_sdk.tokens.huggingface"
 """Imported by name, as they load torch and transformers."""
 _Difference = tuple[str, str, str, str]
 """(run, call, expected, stored)."""
 _CALLS = 32
 """Number of recomputed calls of each version, chosen by the hash of their ids."""
-_MOST, _MOST_IN_16_BITS = 1e-3, 0.25
+_MOST = 1e-3
+_MOST_IN_16_BITS = 0.25
 """Allowed differences of a log-probability, as kernels and batches differ, far more in 16 bits."""
 _PLAIN = {
     "top_p": 1.0,
@@ -114,7 +116,8 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
     )
     model = _load(weights)
     shown = _Shown(reader, weights, model)
-    differences, compared = list[_Difference](), 0
+    differences = list[_Difference]()
+    compared = 0
     for row in whole:
         sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
         if row["prompt_ids"] and _is_plain(sampling):
@@ -160,7 +163,8 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
         return None
     import torch
 
-    step, size = steps[0]["step"], steps[0]["size"]
+    step = steps[0]["step"]
+    size = steps[0]["size"]
     trained = reader.query(_TRAINED, [run, step]).to_pylist()
     if not all(_is_plain(json.loads(row["sampling"] or "{}")) for row in trained):
         return None
@@ -180,7 +184,10 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
 
 def _trains_tower(config: object) -> bool:
     """Whether a run trained the part of its model that sees."""
-    model = config.get("model") if isinstance(config, Mapping) else None
+    if isinstance(config, Mapping):
+        model = config.get("model")
+    else:
+        model = None
     return isinstance(model, Mapping) and model.get("vision_tower") == "trained"
 
 
@@ -297,12 +304,21 @@ def _call(
     most = _MOST if model.dtype == torch.float32 else _MOST_IN_16_BITS
     for name in ("logprobs", "trainer"):
         stored = torch.tensor(row[name] or [], dtype=torch.float32)
-        gap = (stored - mine).abs() if len(stored) == size else torch.empty(0)
+        if len(stored) == size:
+            gap = (stored - mine).abs()
+        else:
+            gap = torch.empty(0)
         if name == "logprobs" and len(gap):
             gap = torch.where(of_version, gap, 0)
-        odd = int(gap.nan_to_num(0).argmax()) if size and len(gap) else 0
+        if size and len(gap):
+            odd = int(gap.nan_to_num(0).argmax())
+        else:
+            odd = 0
         if len(gap) and gap.nan_to_num(0)[odd] > most:
-            whose = "sampled with" if name == "logprobs" else "of the trainer"
+            if name == "logprobs":
+                whose = "sampled with"
+            else:
+                whose = "of the trainer"
             yield (
                 run,
                 row["call_id"],

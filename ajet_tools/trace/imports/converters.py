@@ -101,7 +101,10 @@ def _sampled_nodes(trace: Any) -> list[TokenFields]:
         prompt = [token for earlier in before for token in earlier.get("token_ids") or ()]
         names = ("logprobs", "advantages", "trainer_logprobs", "entropies")
         values = {name: node.get(name) or None for name in names}
-        call = _call(prompt + ids[:start], ids[start:], **values) if mask else {}
+        if mask:
+            call = _call(prompt + ids[:start], ids[start:], **values)
+        else:
+            call = {}
         call["messages"] = [_verifiers_message(earlier["message"]) for earlier in before]
         call["reply"] = _verifiers_message(node["message"])
         call["agent"] = trace["agent"]["name"]
@@ -120,7 +123,9 @@ def _verifiers_message(message: Mapping[str, Any]) -> dict[str, Any]:
             function = {"name": call["name"], "arguments": call.get("arguments")}
             call = {"id": call.get("id"), "type": "function", "function": function}
         calls.append(call)
-    return {**message, "tool_calls": calls} if calls else dict(message)
+    if calls:
+        return {**message, "tool_calls": calls}
+    return dict(message)
 
 
 def trl(value: Any) -> Iterator[TokenFields]:

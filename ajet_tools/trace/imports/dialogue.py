@@ -34,7 +34,10 @@ class Dialogue:
     def choice(self) -> Mapping[str, object]:
         """The first choice, or an empty one."""
         choices = self.response.get("choices")
-        return choices[0] if isinstance(choices, list) and choices else {}
+        if isinstance(choices, list) and choices:
+            choice: Mapping[str, object] = choices[0]
+            return choice
+        return {}
 
 
 def dialogue_of(span: Span) -> Dialogue:
@@ -141,7 +144,10 @@ def _numbered(span: Span, name: str) -> list[object]:
         inner: object = tree
         *path, last = key.removeprefix(f"{name}.").split(".")
         for step in path:
-            inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict):
+                inner = inner.setdefault(step, {})
+            else:
+                inner = None
         if isinstance(inner, dict):
             inner[last] = value
     return _in_order(tree)
@@ -182,7 +188,9 @@ def _part(part: Mapping[str, object]) -> dict[str, object]:
     if part.get("type") == "text":
         return {"type": "text", "text": part.get("text")}
     url = _inside(_inside(part, "image"), "image").get("url")
-    return {"type": "image_url", "image_url": {"url": url}} if url else dict(part)
+    if url:
+        return {"type": "image_url", "image_url": {"url": url}}
+    return dict(part)
 
 
 def _tool_call(call: Mapping[str, object]) -> dict[str, object]:

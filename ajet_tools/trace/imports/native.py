@@ -88,8 +88,6 @@ def _episode(line: _EpisodeLine) -> Parsed:
 
 
 def _why(error: Exception) -> str:
-    return (
-        first_error(error)
-        if isinstance(error, ValidationError)
-        else f"{type(error).__name__} {error}"
-    )
+    if isinstance(error, ValidationError):
+        return first_error(error)
+    return f"{type(error).__name__} {error}"

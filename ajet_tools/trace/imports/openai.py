@@ -122,7 +122,10 @@ def _conversations(rows: Sequence[Row]) -> Parsed:
         fields = {name: first.value[name] for name in names}
     metadata = {name: value for name, value in first.value.items() if name not in _OURS}
     task_id = first.value.get("task_id")
-    task_fields = {"task_id": str(task_id)} if task_id not in (None, "") else {}
+    if task_id not in (None, ""):
+        task_fields = {"task_id": str(task_id)}
+    else:
+        task_fields = {}
     episode = Episode(
         **fields,
         episode_id=episode_id,
@@ -199,7 +202,9 @@ def _body(value: Mapping[str, object], names: Sequence[str]) -> Mapping[str, obj
         outer = value.get(name)
         if isinstance(outer, Mapping):
             body = outer.get("body")
-            return body if isinstance(body, Mapping) else outer
+            if isinstance(body, Mapping):
+                return body
+            return outer
     return None
 
 
@@ -255,5 +260,10 @@ def _error(value: Mapping[str, object], response: Mapping[str, object]) -> str |
         if error:
             return str(error)
     outer = value.get("response")
-    status = outer.get("status_code") if isinstance(outer, Mapping) else None
-    return f"HTTP {status}" if isinstance(status, int) and status >= 400 else None
+    if isinstance(outer, Mapping):
+        status = outer.get("status_code")
+    else:
+        status = None
+    if isinstance(status, int) and status >= 400:
+        return f"HTTP {status}"
+    return None

@@ -348,6 +348,9 @@ def _studio_traces(file: sqlite3.Connection) -> Iterator[list[Span]]:
             span = dict(row)
             for name in ("attributes", "events", "status"):  # as JSON texts
                 span[name] = parsed(span.get(name))
-            resource = {"ajet.run_id": span["runId"]} if span.get("runId") else {}
+            if span.get("runId"):
+                resource = {"ajet.run_id": span["runId"]}
+            else:
+                resource = {}
             spans.append(otlp_span(span, resource))
         yield spans

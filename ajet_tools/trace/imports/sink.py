@@ -85,7 +85,8 @@ class Sink:
     def _flush(self) -> None:
         """Write a chunk and wait for it, so that little is buffered, and the next chunk finds its
         ids."""
-        chunk, self._waiting = self._waiting, []
+        chunk = self._waiting
+        self._waiting = []
         if not chunk:
             return
         ended = self._known("episodes", "episode_id", [episode.episode_id for _, episode in chunk])
@@ -164,7 +165,10 @@ def stable_id(*parts: object) -> str:
     """Derive an id that is the same in every import of a source."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        raw = part if isinstance(part, bytes) else str(part).encode("utf-8", "replace")
+        if isinstance(part, bytes):
+            raw = part
+        else:
+            raw = str(part).encode("utf-8", "replace")
         digest.update(len(raw).to_bytes(8, "little") + raw)
     return digest.hexdigest()
 
@@ -186,11 +190,20 @@ def task_of(
     Without question and metadata the task is unique to the episode. `fields` are task fields known
     from the source.
     """
-    listed = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+    if isinstance(messages, list):
+        listed = [m for m in messages if isinstance(m, Mapping)]
+    else:
+        listed = []
     at = max((i for i, m in enumerate(listed) if m.get("role") == "user"), default=None)
-    asked = "" if at is None else visible(content_text(listed[at].get("content")))
+    if at is None:
+        asked = ""
+    else:
+        asked = visible(content_text(listed[at].get("content")))
     before = [] if at is None else listed[: at + 1]
-    history = [dict(m) for m in before] if any(m.get("role") == "assistant" for m in before) else []
+    if any(m.get("role") == "assistant" for m in before):
+        history = [dict(m) for m in before]
+    else:
+        history = []
     known = fields or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
     return Task.model_validate(
         {"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known}

@@ -77,7 +77,9 @@ def _objects(value: object, name: str) -> list[Mapping[str, Any]]:
     """Return a JSON array of objects, or an empty one for an absent value. Raises TypeError."""
     if value and not isinstance(value, list):
         raise TypeError(f"{name} is not a list (got {type(value).__name__})")
-    return [_object(item, name) for item in value] if isinstance(value, list) else []
+    if isinstance(value, list):
+        return [_object(item, name) for item in value]
+    return []
 
 
 def otlp_span(span: Mapping[str, Any], resource: dict[str, object]) -> Span:
@@ -168,7 +170,9 @@ def _any_value(value: object) -> object:
     if array is not None:
         return [_any_value(item) for item in _object(array, "arrayValue").get("values") or ()]
     pairs = _get(value, "kvlistValue")
-    return None if pairs is None else _pairs(_object(pairs, "kvlistValue").get("values"))
+    if pairs is None:
+        return None
+    return _pairs(_object(pairs, "kvlistValue").get("values"))
 
 
 def _hex(value: object) -> str:
@@ -187,7 +191,9 @@ def moment(value: object) -> int | None:
     if value in (None, "", 0, "0"):
         return None
     if isinstance(value, int | float):
-        return int(value) if value > 1e14 else int(value * 1e6) * 1000
+        if value > 1e14:
+            return int(value)
+        return int(value * 1e6) * 1000
     if str(value).isdigit():
         return int(str(value))
     time = datetime.fromisoformat(str(value).replace("Z", "+00:00"))

@@ -181,7 +181,10 @@ def _task(row: TokenRow) -> Task:
     fields = {"task_id": row.task_id} if row.task_id else {}
     if isinstance(row.task, str):
         return Task.model_validate({"main_query": row.task, **fields})
-    metadata = row.task or {"group": row.group_id} if row.group_id else row.task or {}
+    if row.group_id:
+        metadata = row.task or {"group": row.group_id}
+    else:
+        metadata = row.task or {}
     return task_of(row.messages, metadata, row.episode_id, fields)
 
 
@@ -209,7 +212,8 @@ def _call(row: TokenRow, index: int, first: int | None, end: int | None) -> Call
     if row.time is not None:
         at = datetime.fromtimestamp(row.time, timezone.utc)
     prompt_ids = output_ids = logprobs = None
-    version, updates = row.policy_version, tuple[int, ...]()
+    version = row.policy_version
+    updates = tuple[int, ...]()
     if row.policy_versions is not None and first is not None:
         version, updates = _versions(row.policy_versions[first:end])
     if ids is not None:

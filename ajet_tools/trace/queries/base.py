@@ -72,11 +72,10 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
     )
     ids: list[str] = [row["run_id"] for row in matches]
     if not ids:
-        which = (
-            f"is no run {prefix!r} in this trace, and no path of that name"
-            if prefix
-            else "are no runs in this trace"
-        )
+        if prefix:
+            which = f"is no run {prefix!r} in this trace, and no path of that name"
+        else:
+            which = "are no runs in this trace"
         raise QueryError(f"there {which}")
     named = [row["run_id"] for row in matches if row["name"] == prefix]
     if prefix and len(ids) > 1 and prefix not in ids and not named:

@@ -71,7 +71,8 @@ def groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> lis
 
 
 def _group(settings: Settings, runs: Sequence[RunOverview]) -> Group:
-    ids, called = tuple(run["run_id"] for run in runs), _shared([run["name"] for run in runs])
+    ids = tuple(run["run_id"] for run in runs)
+    called = _shared([run["name"] for run in runs])
     for name in ("last_val", "last_greedy", "last_train", *REWARDS):
         values = [value for run in runs if isinstance(value := run.get(name), float)]
         if len(values) == len(runs):
@@ -109,7 +110,8 @@ def names_of_runs(reader: TraceReader) -> dict[str, str]:
 
 
 def _unique_names(names: Mapping[str, str]) -> dict[str, str]:
-    ids, count = short_ids([*names]), [*names.values()].count
+    ids = short_ids([*names])
+    count = [*names.values()].count
     return {
         id: name if name and count(name) == 1 else f"{name} {ids[id]}" for id, name in names.items()
     }
@@ -200,7 +202,8 @@ def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) 
     by_run = grouped(task_rewards(reader, [*names], task_id), lambda row: row["run_id"])
     for run_id, name in names.items():
         if steps := by_run.get(run_id):
-            last, best = steps[-1], max(steps, key=lambda row: row["reward"])
+            last = steps[-1]
+            best = max(steps, key=lambda row: row["reward"])
             standing = Standing(
                 run=name,
                 reward=last["reward"],

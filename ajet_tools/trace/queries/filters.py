@@ -104,7 +104,9 @@ class Filter:
     def as_condition(self) -> str:
         """The filter in a form that can be joined with others by AND."""
         is_search = self.needles and self.condition == "has_0"
-        return f"has({literal(self.needles[0])})" if is_search else f"({self.text}\n)"
+        if is_search:
+            return f"has({literal(self.needles[0])})"
+        return f"({self.text}\n)"
 
     @property
     def is_empty(self) -> bool:

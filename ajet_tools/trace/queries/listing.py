@@ -2,17 +2,21 @@
 
 One query gives the ids in their order, another the rows of a page. A text that the filter searches
 for is looked up before, in spans of calls; what was found is kept while the run goes on, so that
-only calls of new episodes are searched.
+only calls of new episodes are searched. Calls and tokens of an episode are counted once: for a page
+in order of time those of its episodes, and for another order those of all.
 """
 
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
@@ -20,7 +24,7 @@ from ajet_tools.trace.queries.base import USAGE_TOKENS, among, rows
 from ajet_tools.trace.queries.episodes import ListedEpisode
 from ajet_tools.trace.queries.filters import COLUMNS as FILTER_COLUMNS
 from ajet_tools.trace.queries.filters import Filter, parse
-from ajet_tools.trace.queries.search import episodes_with
+from ajet_tools.trace.queries.search import Span, call_spans, episodes_with, of_span
 
 COLUMNS = tuple(ListedEpisode.__annotations__)
 """Sort columns."""
@@ -28,10 +32,15 @@ _SORT_KEYS = {
     **FILTER_COLUMNS,
     "task": "left(e.task->>'$.main_query', 64)",
     "error": "left(e.error, 64)",
-    "agents": """(SELECT count(DISTINCT c.agent) FROM calls c
-        WHERE c.episode_id = e.episode_id AND c.phase = 'rollout')""",
 }
 """SQL of sort keys over a row `e` of `episodes`."""
+_COUNTED = ("calls", "turns", "agents", "tokens")
+"""Columns of `_Counts`."""
+_IN_TIME = ("started_at", "ended_at")
+"""Orders in which the episodes of a page have their calls close together in the trace."""
+_NOTHING = pa.schema([("episode_id", pa.string()), *((name, pa.int64()) for name in _COUNTED)])
+_TOKEN_SPAN = 250_000
+"""Calls whose tokens one query counts."""
 _LATE = timedelta(minutes=10)
 """For new episodes, calls are searched from this long before the earliest start."""
 
@@ -48,6 +57,41 @@ class _State:
     last_end: datetime | None
 
 
+class _Counts:
+    """Calls, turns, agents and tokens of the ended episodes of a run.
+
+    They don't change, so listings derived from one another share this cache. DuckDB reads all
+    token ids of the calls that it counts, which takes most of the time of a page.
+    """
+
+    def __init__(self, run_id: str | None) -> None:
+        self._run_id = run_id
+        self._table = _NOTHING.empty_table()
+        self._has_counted_all = False
+        self._lock = threading.Lock()
+
+    def read(self, reader: TraceReader, ids: pa.Array, *, nearby: bool) -> pa.Table:
+        """Return the counts of these episodes, in any order.
+
+        Args:
+            nearby: their calls are close together in the trace, so that few others are read.
+        """
+        with self._lock:  # a screen reads several pages at once
+            counted = self._among(ids)
+            if len(counted) == len(ids):
+                return counted
+            if nearby or self._has_counted_all:
+                missing = ids.filter(pc.invert(pc.is_in(ids, value_set=counted["episode_id"])))
+                self._table = pa.concat_tables([self._table, _count_few(reader, missing)])
+            else:
+                self._table = _count_all(reader, self._run_id)
+                self._has_counted_all = True
+            return self._among(ids)
+
+    def _among(self, ids: pa.Array) -> pa.Table:
+        return self._table.filter(pc.is_in(self._table["episode_id"], value_set=ids))
+
+
 @dataclass(frozen=True)
 class Listing:
     """Episodes in one order. Immutable; methods that read the trace return a new listing."""
@@ -59,7 +103,8 @@ class Listing:
     state: _State
     found: Mapping[str, frozenset[str]]
     """Episodes that hold each text of the filter."""
-    episode_ids: Sequence[str]
+    counts: _Counts
+    episode_ids: pa.Array
 
     @property
     def count(self) -> int:
@@ -73,24 +118,23 @@ class Listing:
 
     def ids(self, start: int = 0, stop: int | None = None) -> list[str]:
         """Return the ids of the episodes [start, stop)."""
-        return list(self.episode_ids[start:stop])
+        ids: list[str] = self.episode_ids[start:stop].to_pylist()
+        return ids
 
     def page(self, reader: TraceReader, offset: int, limit: int) -> list[ListedEpisode]:
         """Read the rows [offset, offset + limit); long texts are truncated."""
-        ids = self.ids(offset, offset + limit)
-        if not ids:
+        ids = self.episode_ids[offset : offset + limit]
+        if not len(ids):
             return []
-        named, values = among("episode_id", ids)
+        named, values = among("episode_id", ids.to_pylist())
         by_id = {row["episode_id"]: row for row in rows(reader, _PAGE.format(named), *values)}
-        tokens = _sampled_tokens(reader, [row for row in by_id.values() if row["calls"]])
-        for row in by_id.values():
-            del row["first_call"], row["last_call"]
-            row["tokens"] = tokens.get(row["episode_id"])
-        return [by_id[id] for id in ids if id in by_id]
+        counts = self.counts.read(reader, ids, nearby=self.sort in _IN_TIME)
+        counted_by_id = {row["episode_id"]: row for row in counts.to_pylist()}
+        return [by_id[id] | counted_by_id[id] for id in ids.to_pylist() if id in by_id]
 
     def sorted(self, reader: TraceReader, sort: str, descending: bool) -> Listing:
         """Return the episodes in another order."""
-        return _open(reader, self.run_id, self.filter, sort, descending, self)
+        return _open(reader, self.run_id, self.filter, sort, descending, self.counts, before=self)
 
     def filtered(
         self,
@@ -103,7 +147,9 @@ class Listing:
         """Return the episodes of the run that match another filter, sorted alike. Raises
         Cancelled."""
         search = partial(episodes_with, reader, progress=progress, cancelled=cancelled)
-        return _open(reader, self.run_id, filter, self.sort, self.descending, search=search)
+        return _open(
+            reader, self.run_id, filter, self.sort, self.descending, self.counts, search=search
+        )
 
     def refreshed(self, reader: TraceReader) -> Listing:
         """Add the episodes that have ended since; returns self if there are none. Cheap enough for
@@ -114,7 +160,16 @@ class Listing:
         state = _state(reader, self.run_id)
         if state == self.state:
             return self
-        return _open(reader, self.run_id, self.filter, self.sort, self.descending, self, state)
+        return _open(
+            reader,
+            self.run_id,
+            self.filter,
+            self.sort,
+            self.descending,
+            self.counts,
+            before=self,
+            state=state,
+        )
 
 
 def open_listing(
@@ -133,7 +188,8 @@ def open_listing(
     between queries. Raises QueryError for an unknown column, and Cancelled.
     """
     search = partial(episodes_with, reader, progress=progress, cancelled=cancelled)
-    return _open(reader, run_id, filter or parse(""), sort, descending, search=search)
+    counts = _Counts(run_id)
+    return _open(reader, run_id, filter or parse(""), sort, descending, counts, search=search)
 
 
 def _open(
@@ -142,6 +198,8 @@ def _open(
     filter: Filter,
     sort: str,
     descending: bool,
+    counts: _Counts,
+    *,
     before: Listing | None = None,
     state: _State | None = None,
     search: Callable[..., set[str]] | None = None,
@@ -159,7 +217,10 @@ def _open(
     if before is not None and state == before.state:
         found = before.found
     elif filter.needles:
-        since = None if before is None else _start_of_new(reader, before)
+        if before is None:
+            since = None
+        else:
+            since = _start_of_new(reader, before)
         for needle in filter.needles:
             ids = frozenset(search(needle, since))
             if since is not None and before is not None:
@@ -168,18 +229,28 @@ def _open(
     in_run, run = _of_run(run_id)
     matches, parameters = filter.query(in_run, {text: [*ids] for text, ids in found.items()})
     direction = "DESC" if descending else "ASC"
+    if sort in _COUNTED:
+        sort_key = "NULL"
+    else:
+        sort_key = _SORT_KEYS.get(sort, f"e.{sort}")
     sql = f"""
         SELECT episode_id FROM (
-          SELECT e.episode_id, e.ended_at, {_SORT_KEYS.get(sort, f"e.{sort}")} AS sort_key
+          SELECT e.episode_id, e.ended_at, {sort_key} AS sort_key
           FROM episodes e WHERE {f"e.episode_id IN ({matches})" if not filter.is_empty else in_run})
         ORDER BY sort_key {direction} NULLS LAST, ended_at DESC, episode_id"""
     values = run if filter.is_empty else [*parameters, *run]
-    ids = reader.query(sql, values)["episode_id"].to_pylist()
-    return Listing(run_id, filter, sort, descending, state, found, ids)
+    ids = _column(reader.query(sql, values), "episode_id")
+    if sort in _COUNTED:
+        counted = _aligned(ids, counts.read(reader, ids, nearby=False), sort)
+        order = "descending" if descending else "ascending"
+        ids = ids.take(pc.array_sort_indices(counted, order=order))  # a stable sort
+    return Listing(run_id, filter, sort, descending, state, found, counts, ids)
 
 
 def _of_run(run_id: str | None) -> tuple[str, list[object]]:
-    return ("true", []) if run_id is None else ("e.run_id = ?", [run_id])
+    if run_id is None:
+        return ("true", [])
+    return ("e.run_id = ?", [run_id])
 
 
 def _state(reader: TraceReader, run_id: str | None) -> _State:
@@ -212,43 +283,80 @@ def _start_of_new(reader: TraceReader, before: Listing) -> datetime | None:
     return since
 
 
-def _sampled_tokens(
-    reader: TraceReader, page_rows: Sequence[Mapping[str, Any]]
-) -> dict[str, int | None]:
-    """Count the sampled tokens of episodes, by ids or else by usage.
+def _count_all(reader: TraceReader, run_id: str | None) -> pa.Table:
+    in_run, run = _of_run(run_id)
+    ids = reader.query(f"SELECT e.episode_id FROM episodes e WHERE {in_run}", run)
+    named = f"c.episode_id IN (SELECT e.episode_id FROM episodes e WHERE {in_run})"
+    calls = reader.query(_CALLS.format(named), run)
+    spans = [span for span, _ in call_spans(reader, _TOKEN_SPAN)]
+    return _with_tokens(reader, _column(ids, "episode_id"), calls, named, run, spans)
 
-    Ids are read only within the time of the page's calls, which is short in the order of time.
+
+def _count_few(reader: TraceReader, ids: pa.Array) -> pa.Table:
+    """Token ids are read only within the time of these calls."""
+    named, values = among("c.episode_id", ids.to_pylist())
+    calls = reader.query(_CALLS.format(named), values)
+    since: datetime | None = pc.min(calls["first_call"]).as_py()
+    until: datetime | None = pc.max(calls["last_call"]).as_py()
+    if until is not None:
+        until += timedelta(microseconds=1)  # a span ends before its end
+    return _with_tokens(reader, ids, calls, named, values, [(since, until)])
+
+
+def _with_tokens(
+    reader: TraceReader,
+    ids: pa.Array,
+    calls: pa.Table,
+    named: str,
+    values: Sequence[object],
+    spans: Sequence[Span],
+) -> pa.Table:
+    """Add the sampled tokens of episodes to the counts of their calls, by ids or else by usage.
+
     Replies are read for their usage only if an episode has no ids, as they are long.
     """
-    if not page_rows:
-        return {}
-    sql = "SELECT episode_id, {}::BIGINT AS tokens FROM calls WHERE {} GROUP BY episode_id"
-    named, values = among("episode_id", [row["episode_id"] for row in page_rows])
-    since = min(row["first_call"] for row in page_rows)
-    until = max(row["last_call"] for row in page_rows)
-    during = f"started_at BETWEEN ${len(values) + 1} AND ${len(values) + 2} AND {named}"
-    by_ids = rows(reader, sql.format("sum(len(output_ids))", during), *values, since, until)
-    tokens = {row["episode_id"]: row["tokens"] for row in by_ids}
-    without_ids = [episode_id for episode_id, count in tokens.items() if count is None]
-    if without_ids:
-        named, values = among("episode_id", without_ids)
-        by_usage = rows(reader, sql.format(USAGE_TOKENS, named), *values)
-        tokens |= {row["episode_id"]: row["tokens"] for row in by_usage}
-    return tokens
+    sql = "SELECT c.episode_id, {}::BIGINT AS tokens FROM calls c WHERE {} GROUP BY c.episode_id"
+    parts: list[pa.Table] = []
+    for span in spans:
+        in_span = f"{of_span(span)} AND {named}"
+        parts.append(reader.query(sql.format("sum(len(c.output_ids))", in_span), values))
+        reader.close()  # DuckDB keeps the ids that it has read until then
+    by_ids = pa.concat_tables(parts).group_by("episode_id").aggregate([("tokens", "sum")])
+    tokens = _aligned(ids, by_ids, "tokens_sum")
+    numbers = {
+        name: pc.fill_null(_aligned(ids, calls, name), 0) for name in ("calls", "turns", "agents")
+    }
+    without_ids = ids.filter(pc.and_(pc.is_null(tokens), pc.greater(numbers["calls"], 0)))
+    if len(without_ids):
+        named, values = among("c.episode_id", without_ids.to_pylist())
+        by_usage = reader.query(sql.format(USAGE_TOKENS, named), values)
+        tokens = pc.coalesce(tokens, _aligned(ids, by_usage, "tokens"))
+    return pa.table({"episode_id": ids, **numbers, "tokens": tokens})
 
 
+def _aligned(ids: pa.Array, table: pa.Table, name: str) -> pa.Array:
+    """Return a column in the order of `ids`, null for missing episodes."""
+    return _column(table, name).take(pc.index_in(ids, value_set=_column(table, "episode_id")))
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        return pa.concat_arrays(column.chunks)
+    return column
+
+
+_CALLS = """
+    SELECT c.episode_id, count(*) AS calls, count(*) FILTER (c.phase = 'rollout') AS turns,
+      count(DISTINCT c.agent) FILTER (c.phase = 'rollout') AS agents,
+      min(c.started_at) AS first_call, max(c.started_at) AS last_call
+    FROM calls c WHERE {} GROUP BY c.episode_id"""
 _PAGE = """
-    WITH called AS (
-      SELECT episode_id, count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
-        count(DISTINCT agent) FILTER (phase = 'rollout') AS agents,
-        min(started_at) AS first_call, max(started_at) AS last_call
-      FROM calls WHERE {0} GROUP BY episode_id),
-    earned AS (
+    WITH earned AS (
       SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE {0} GROUP BY episode_id)
     SELECT episode_id, run_id, task_id, left(task->>'$.main_query', 300) AS task, attempt, group_id,
-      step, split, decoding, status, cause, left(error, 300) AS error, reward,
-      coalesce(calls, 0) AS calls, coalesce(turns, 0) AS turns, coalesce(agents, 0) AS agents,
-      NULL AS tokens, round(epoch(ended_at - started_at), 2) AS seconds, started_at, ended_at,
-      coalesce(superseded, false) AS superseded, first_call, last_call
-    FROM episodes LEFT JOIN called USING (episode_id) LEFT JOIN earned USING (episode_id)
+      step, split, decoding, status, cause, left(error, 300) AS error, reward, 0 AS calls,
+      0 AS turns, 0 AS agents, NULL AS tokens, round(epoch(ended_at - started_at), 2) AS seconds,
+      started_at, ended_at, coalesce(superseded, false) AS superseded
+    FROM episodes LEFT JOIN earned USING (episode_id)
     WHERE {0}"""

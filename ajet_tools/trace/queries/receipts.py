@@ -130,7 +130,8 @@ def _receipt(name: str, outcomes: Sequence[Mapping[str, object]], key: str) -> T
         # an episode may have tokens of several outcomes
         return TokenReceipt(name, max(int(str(row["episodes"])) for row in outcomes), ordered)
     first = outcomes[0]
-    step, version = first["step"], first["policy_version"]
+    step = first["step"]
+    version = first["policy_version"]
     return TokenReceipt(
         name,
         1,

@@ -52,7 +52,9 @@ class Record:
 def mean_of(values: Sequence[_Floats]) -> float | None:
     """Return the mean over all finite values, or None without any."""
     known = [array[np.isfinite(array)] for array in values]
-    return float(np.concatenate(known).mean()) if any(array.size for array in known) else None
+    if any(array.size for array in known):
+        return float(np.concatenate(known).mean())
+    return None
 
 
 def records_of(
@@ -67,20 +69,24 @@ def records_of(
     episodes too."""
     ids = list(dict.fromkeys(ids))
     known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
-    remarks = (
-        _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id')
-        if feedback or whole
-        else {}
-    )
-    booked = (
-        _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome") if whole else {}
-    )
-    scored = (
-        _by_episode(reader, Trained, "trained", ids, "step, call_id") if trained or whole else {}
-    )
+    if feedback or whole:
+        remarks = _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id')
+    else:
+        remarks = {}
+    if whole:
+        booked = _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome")
+    else:
+        booked = {}
+    if trained or whole:
+        scored = _by_episode(reader, Trained, "trained", ids, "step, call_id")
+    else:
+        scored = {}
     condition, named = among("episode_id", ids)
     sql = f"SELECT episode_id FROM episodes WHERE superseded AND {condition}"
-    superseded = {row["episode_id"] for row in rows(reader, sql, *named)} if whole else set()
+    if whole:
+        superseded = {row["episode_id"] for row in rows(reader, sql, *named)}
+    else:
+        superseded = set()
     return [
         Record(
             known.get(episode_id) or _running(reader, episode_id),
@@ -235,11 +241,15 @@ def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json
         " episode_id = $1)",
         episode_id,
     )
-    settings = (
-        _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {}) if run_rows else {}
-    )
+    if run_rows:
+        settings = _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {})
+    else:
+        settings = {}
     of_step = settings.get("estimator") == "reinforce_plus_plus"
-    ids = step_of(reader, episode_id) if of_step else attempts_of(reader, episode_id)
+    if of_step:
+        ids = step_of(reader, episode_id)
+    else:
+        ids = attempts_of(reader, episode_id)
     return episodes(reader, episode_ids=ids, superseded=True), settings
 
 

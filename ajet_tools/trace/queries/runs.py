@@ -139,8 +139,12 @@ def ledger_totals(
     """Return calls and tokens by outcome, trained first, of a run or of the episodes that match a
     filter; also by step or by kind of task."""
     part = f"{by}, " if by else ""
-    kinds = f"LEFT JOIN ({_KIND}) kinds USING (episode_id)" if by == "kind" else ""
-    fits, values = "", list[object]([run_id])
+    if by == "kind":
+        kinds = f"LEFT JOIN ({_KIND}) kinds USING (episode_id)"
+    else:
+        kinds = ""
+    fits = ""
+    values = list[object]([run_id])
     if filter is not None:
         fits = (
             "AND episode_id IN (SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND"
@@ -253,24 +257,30 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
 def steps_of(run: RunOverview) -> str:
     """Format the steps of a run: `12/60`, or `12` if the total is unknown."""
     if run["last_step"] is None:
-        return "" if run["total_steps"] is None else f"0/{run['total_steps']}"
-    return (
-        f"{run['last_step']}/{run['total_steps']}" if run["total_steps"] else str(run["last_step"])
-    )
+        if run["total_steps"] is None:
+            return ""
+        return f"0/{run['total_steps']}"
+    if run["total_steps"]:
+        return f"{run['last_step']}/{run['total_steps']}"
+    return str(run["last_step"])
 
 
 def seconds_of(run: RunOverview, now: datetime) -> float | None:
     """Return the duration of a run: until its end, until now while running, or until its last event
     if it crashed."""
     end = run["ended_at"] or (now if run["status"] == "running" else run["last_at"])
-    return None if end is None else max(0.0, (end - run["started_at"]).total_seconds())
+    if end is None:
+        return None
+    return max(0.0, (end - run["started_at"]).total_seconds())
 
 
 def quiet_seconds(run: RunOverview, now: datetime) -> float | None:
     """Return the time since a running run last finished an episode or logged a step; None for an
     ended run."""
     since = run["last_at"] or run["started_at"]
-    return (now - since).total_seconds() if run["status"] == "running" else None
+    if run["status"] == "running":
+        return (now - since).total_seconds()
+    return None
 
 
 def failures_in_words(run: RunOverview, width: int = 80) -> str:
@@ -288,7 +298,10 @@ def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
     sampled: dict[str, int] = {}
     for tokens in ("sum(len(output_ids))", USAGE_TOKENS):  # reads replies only if ids are missing
         missing = [run_id for run_id in run_ids if run_id not in sampled]
-        totals = rows(reader, sql.format(tokens=tokens), missing) if missing else []
+        if missing:
+            totals = rows(reader, sql.format(tokens=tokens), missing)
+        else:
+            totals = []
         sampled |= {row["run_id"]: row["tokens"] for row in totals if row["tokens"] is not None}
     return sampled
 
@@ -444,6 +457,7 @@ def _thin(points: Points, columns: int) -> Points:
     thinned: list[tuple[int, float]] = []
     for start in range(0, len(points), size):
         stretch = points[start : start + size]
-        low, high = min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))
+        low = min(stretch, key=itemgetter(1))
+        high = max(stretch, key=itemgetter(1))
         thinned += sorted({low, high})
     return thinned

@@ -9,7 +9,7 @@ are twice as fast as its ILIKE and `contains(lower(...))`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
 
@@ -21,12 +21,11 @@ _SPAN = 20_000
 """Calls that one query searches."""
 _OPEN_SPANS = 5
 """Spans after which the files are closed: DuckDB caches what it has read until then."""
-_MESSAGE = ("content", "content[*].text", "reasoning_content", "reasoning", "name")
+_MESSAGE = ("reasoning_content", "reasoning", "name")
 _TOOLS = ("tool_calls[*].function.name", "tool_calls[*].function.arguments")
-_ANTHROPIC = ("$.content", "$.content[*].text")
-_ITEMS = ("$.output", "$.output[*].content[*].text", "$.output[*].arguments")
-_INPUT = ("$.input", "$.input[*].content", "$.input[*].content[*].text", "$.input[*].output")
 _RESPONSE = [f"$.choices[*].message.{part}" for part in (*_MESSAGE, *_TOOLS)]
+_NAMES = r'"(type|role)":\s*"[^"]*"|"[^"\\]*":'
+"""What is no text in the JSON of a part: keys, and the values that name its kind."""
 
 
 class Cancelled(QueryError):
@@ -44,18 +43,51 @@ def pattern(needle: str) -> str:
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _json_matches(column: str, *paths: str) -> str:
-    """Match the texts at some paths of a JSON column; matching the whole JSON first is cheap and
-    excludes most rows."""
-    texts = (f"{column}->>'{path}'" for path in paths)
-    lines = (f"array_to_string({text}, chr(10))" if "[*]" in text else text for text in texts)
+def _json_matches(column: str, texts: Sequence[str], mixed: Sequence[str]) -> str:
+    """Match the texts in a JSON column; matching the whole JSON first is cheap and excludes most
+    rows.
+
+    Each JSON function keeps 2,048 parsed rows in memory, so there are few of them.
+
+    Args:
+        texts: paths of texts.
+        mixed: paths of texts or lists of parts, which are objects.
+    """
+    lines: list[str] = []
+    parts: list[str] = []
+    for path in texts:
+        text = f"{column}->>'{path}'"
+        lines.append(f"array_to_string({text}, chr(10))" if "[*]" in path else text)
+    for path in mixed:
+        values = f"{column}->>'{path}'"
+        kinds = f"json_type({column}, '{path}')"
+        if "[*]" not in path:
+            values = f"[{values}]"
+            kinds = f"[{kinds}]"
+        are_texts = f"[kind IS DISTINCT FROM 'ARRAY' FOR kind IN {kinds}]"
+        lines.append(f"array_to_string(list_where({values}, {are_texts}), chr(10))")
+        parts.append(f"array_to_string({column}->>'{path}[*]', chr(10))")
     joined = f"concat_ws(chr(10), {', '.join(lines)})"
-    return f"CASE WHEN {matches(column)} THEN {matches(joined)} ELSE false END"
+    values_of_parts = f"regexp_replace(concat_ws(chr(10), {', '.join(parts)}), '{_NAMES}', '', 'g')"
+    is_in_text = f"{matches(joined)} OR {matches(values_of_parts)}"
+    return f"CASE WHEN {matches(column)} THEN {is_in_text} ELSE false END"
 
 
-IN_CALL = f"""({_json_matches("c.messages_suffix", *(f"$[*].{part}" for part in (*_MESSAGE, *_TOOLS)))}
-  OR {_json_matches("c.response", *_RESPONSE, "$.choices[*].text", *_ANTHROPIC, *_ITEMS)}
-  OR c.messages_suffix IS NULL AND {_json_matches("c.request", "$.prompt", "$.instructions", *_INPUT)}
+IN_CALL = f"""({
+    _json_matches(
+        "c.messages_suffix", [f"$[*].{part}" for part in (*_MESSAGE, *_TOOLS)], ["$[*].content"]
+    )
+}
+  OR {
+    _json_matches(
+        "c.response",
+        [*_RESPONSE, "$.choices[*].text"],
+        ["$.choices[*].message.content", "$.content", "$.output"],
+    )
+}
+  OR c.messages_suffix IS NULL AND {
+    _json_matches("c.request", ["$.prompt", "$.instructions"], ["$.input"])
+}
   OR {matches("c.error")})"""
 """A condition on a row `c` of `calls`, with `call_parameters`."""
 
@@ -64,10 +96,11 @@ IN_EPISODE = f"""({matches("e.task->>'$.main_query'")} OR {matches("e.output->>'
 
 
 def call_parameters(needle: str) -> list[str]:
-    """Return the parameters of IN_CALL: for each JSON column the text as JSON escapes it, then the
-    text itself."""
-    plain, escaped = pattern(needle), pattern(json.dumps(needle, ensure_ascii=False)[1:-1])
-    return [escaped, plain] * 3 + [plain]
+    """Return the parameters of IN_CALL: for each JSON column the text as JSON escapes it, the text
+    itself, and for the JSON of parts as JSON escapes it."""
+    plain = pattern(needle)
+    escaped = pattern(json.dumps(needle, ensure_ascii=False)[1:-1])
+    return [escaped, plain, escaped] * 3 + [plain]
 
 
 def episode_parameters(needle: str) -> list[str]:
@@ -98,11 +131,15 @@ def call_spans(reader: TraceReader, size: int) -> list[tuple[Span, int]]:
     ]
 
 
-def of_span(span: Span) -> tuple[str, list[datetime]]:
-    """Return the condition that a row `c` of `calls` began in a span, and its parameters."""
+def of_span(span: Span) -> str:
+    """Return the condition that a row `c` of `calls` began in a span."""
     since, until = span
-    parts = ["c.started_at >= ?"] * (since is not None) + ["c.started_at < ?"] * (until is not None)
-    return " AND ".join(parts) or "true", [edge for edge in span if edge is not None]
+    conditions = ["true"]
+    if since is not None:
+        conditions.append(f"c.started_at >= '{since.isoformat()}'")
+    if until is not None:
+        conditions.append(f"c.started_at < '{until.isoformat()}'")
+    return " AND ".join(conditions)
 
 
 def episodes_with(
@@ -127,16 +164,15 @@ def episodes_with(
     spans: list[tuple[Span, int]] = [((since, None), 0)]
     if since is None:
         spans = call_spans(reader, _SPAN)
-    done, total = 0, sum(size for _, size in spans)
+    done = 0
+    total = sum(size for _, size in spans)
     for number, (span, size) in enumerate(spans):
         if cancelled and cancelled():
             raise Cancelled("the search was canceled")
         if number and number % _OPEN_SPANS == 0:
             reader.close()
-        in_span, edges = of_span(span)
-        sql = f"SELECT DISTINCT c.episode_id FROM calls c WHERE {in_span} AND {IN_CALL}"
-        parameters = [*edges, *call_parameters(needle)]
-        ids.update(row["episode_id"] for row in rows(reader, sql, *parameters))
+        sql = f"SELECT DISTINCT c.episode_id FROM calls c WHERE {of_span(span)} AND {IN_CALL}"
+        ids.update(row["episode_id"] for row in rows(reader, sql, *call_parameters(needle)))
         done += size
         if progress:
             progress(done, total)

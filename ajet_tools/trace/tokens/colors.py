@@ -77,7 +77,10 @@ def _logprob(view: TokenView) -> ColorScale:
 
 
 def _entropy(view: TokenView) -> ColorScale:
-    note = "" if np.isfinite(view.entropy).any() else "no entropy was recorded"
+    if np.isfinite(view.entropy).any():
+        note = ""
+    else:
+        note = "no entropy was recorded"
     indices = np.searchsorted([0.1, 0.5, 1.0, 2.0], view.entropy, side="right")
     return _scale(
         view,
@@ -98,9 +101,10 @@ def _advantage(view: TokenView) -> ColorScale:
         return _signed(view, "advantage", view.advantage, 0.0, half, note)
     levels = []
     for value in distinct.tolist():
-        tone = (
-            f"{'high' if value > 0 else 'low'}{2 if abs(value) >= half else 1}" if value else "mid"
-        )
+        if value:
+            tone = f"{'high' if value > 0 else 'low'}{2 if abs(value) >= half else 1}"
+        else:
+            tone = "mid"
         levels.append(Level(f"{value:+.3g}", tone))
     return _scale(
         view, "advantage", view.advantage, np.searchsorted(distinct, view.advantage), levels, note
@@ -108,7 +112,10 @@ def _advantage(view: TokenView) -> ColorScale:
 
 
 def _gap(view: TokenView) -> ColorScale:
-    note = "" if np.isfinite(view.gap).any() else "the trainer's log-probability was not recorded"
+    if np.isfinite(view.gap).any():
+        note = ""
+    else:
+        note = "the trainer's log-probability was not recorded"
     return _signed(view, "trainer minus sampler log-probability", view.gap, 0.01, 0.1, note)
 
 
@@ -138,10 +145,8 @@ def _version(view: TokenView) -> ColorScale:
         older = sum(
             (view.version <= version for version in newest[1:]), np.zeros(len(view), np.int64)
         )
-        levels, note = (
-            _in_order(*(f"version {v}" for v in newest)),
-            "which version was trained is not known",
-        )
+        levels = _in_order(*(f"version {v}" for v in newest))
+        note = "which version was trained is not known"
         return _scale(view, "policy version", known, older, levels, note)
     levels = _in_order("current", "1 update behind", "2 behind", "3 behind", "4 or more behind")
     versions = ", ".join(map(str, sampled.tolist()[:6]))

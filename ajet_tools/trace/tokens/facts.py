@@ -81,7 +81,8 @@ def _identity(view: TokenView, token: int) -> Iterator[Fact]:
 def _values(view: TokenView, token: int) -> Iterator[Fact]:
     if not view.sampled[token]:
         return
-    sampler, trainer = float(view.sampler[token]), float(view.trainer[token])
+    sampler = float(view.sampler[token])
+    trainer = float(view.trainer[token])
     yield (
         "sampler",
         "not known" if np.isnan(sampler) else f"{sampler:.4f} (p {np.exp(sampler):.3g})",
@@ -98,13 +99,12 @@ def _values(view: TokenView, token: int) -> Iterator[Fact]:
         )
     if view.version[token] >= 0:
         behind = int(view.staleness[token])
-        late = (
-            ""
-            if view.step_version is None
-            else f" ({behind} behind)"
-            if behind > 0
-            else " (current)"
-        )
+        if view.step_version is None:
+            late = ""
+        elif behind > 0:
+            late = f" ({behind} behind)"
+        else:
+            late = " (current)"
         yield "version", f"{view.version[token]}{late}"
 
 
@@ -115,15 +115,20 @@ def _rewards(view: TokenView, token: int) -> Iterator[Fact]:
         return
     rewards = view.episode.rewards_for(call.agent, call.call_id)
     for reward in rewards[:_REWARDS]:
-        weight = f" × {reward.weight:.4g}" if reward.weight != 1 else ""
-        of = (
-            "this call"
-            if reward.call_id
-            else f"agent {reward.agent}"
-            if reward.agent
-            else "the episode"
-        )
-        name = "reward" if reward.name == "reward" else f"reward {reward.name}"
+        if reward.weight != 1:
+            weight = f" × {reward.weight:.4g}"
+        else:
+            weight = ""
+        if reward.call_id:
+            of = "this call"
+        elif reward.agent:
+            of = f"agent {reward.agent}"
+        else:
+            of = "the episode"
+        if reward.name == "reward":
+            name = "reward"
+        else:
+            name = f"reward {reward.name}"
         yield shown(name)[:40], shown(f"{reward.value:.4g}{weight} of {of}")[:60]
     if len(rewards) > _REWARDS:
         yield "and", f"{len(rewards) - _REWARDS} rewards more"
@@ -142,8 +147,14 @@ def _origin(view: TokenView, token: int) -> Iterator[Fact]:
 def fork_words(fork: Fork) -> str:
     """Describe a fork in a sentence: timelines, cause and cost."""
     split = fork.split
-    where = "this timeline left" if fork.opens else "here it was left by"
-    cost = f"{split.extra_tokens:,} tokens again" if split.extra_tokens else "no token again"
+    if fork.opens:
+        where = "this timeline left"
+    else:
+        where = "here it was left by"
+    if split.extra_tokens:
+        cost = f"{split.extra_tokens:,} tokens again"
+    else:
+        cost = "no token again"
     return f"fork: {where} timeline {fork.other + 1}: {split.cause}, {cost}. {split.hint}".rstrip()
 
 
@@ -153,11 +164,20 @@ def why(view: TokenView, token: int) -> str:
     if not view.sampled[token]:
         return "prompt: given to the model, not sampled, so never trained"
     if not is_trained(turn.call):
-        whose = "a judge's" if turn.call.phase == "judge" else "marked as not trainable"
+        if turn.call.phase == "judge":
+            whose = "a judge's"
+        else:
+            whose = "marked as not trainable"
         return f"not trained: the call is {whose}"
-    booked = OUTCOMES[view.outcome[token]] if view.outcome[token] >= 0 else ""
+    if view.outcome[token] >= 0:
+        booked = OUTCOMES[view.outcome[token]]
+    else:
+        booked = ""
     if not turn.is_home:
-        reason = "trained there" if booked == "trained" else _REASONS.get(booked, "not booked yet")
+        if booked == "trained":
+            reason = "trained there"
+        else:
+            reason = _REASONS.get(booked, "not booked yet")
         return f"context here: masked in once, in timeline {turn.home + 1} ({reason})"
     if not booked:
         return "not booked yet: its step has not been trained"
@@ -170,7 +190,12 @@ def _trained(view: TokenView, token: int) -> str:
     advantage = float(view.advantage[token])
     if np.isnan(advantage):
         return "trained; its advantage was not recorded"
-    pushed = "up" if advantage > 0 else "down" if advantage < 0 else "nowhere"
+    if advantage > 0:
+        pushed = "up"
+    elif advantage < 0:
+        pushed = "down"
+    else:
+        pushed = "nowhere"
     how = ", recomputed from its group" if view.recomputed else ""
     return f"trained: its probability was pushed {pushed} (advantage {advantage:+.4g}{how})"
 
@@ -178,7 +203,10 @@ def _trained(view: TokenView, token: int) -> str:
 def next_place(places: Sequence[int], at: int, back: bool = False) -> int | None:
     """Return the next (or previous) of ascending positions, wrapping around; None if there are
     none."""
-    i = bisect_left(places, at) - 1 if back else bisect_right(places, at)
+    if back:
+        i = bisect_left(places, at) - 1
+    else:
+        i = bisect_right(places, at)
     return places[i % len(places)] if places else None
 
 
@@ -196,7 +224,10 @@ def next_ranked(ranked: Sequence[int], at: int, back: bool = False) -> int | Non
 def lowest(view: TokenView) -> list[int]:
     """Rank sampled tokens by the sampler's log-probability, lowest first; only masked-in ones if
     there are any."""
-    among = view.mask if (view.mask & np.isfinite(view.sampler)).any() else view.sampled
+    if (view.mask & np.isfinite(view.sampler)).any():
+        among = view.mask
+    else:
+        among = view.sampled
     places = np.flatnonzero(among & np.isfinite(view.sampler))
     ranked: list[int] = places[np.argsort(view.sampler[places], kind="stable")].tolist()
     return ranked
@@ -217,15 +248,21 @@ def find_tokens(view: TokenView, needle: str) -> list[int]:
     if not needle:
         return []
     if view.spelled is None:
-        wanted = int(needle) if needle.isdecimal() and len(needle) < 10 else -1
+        if needle.isdecimal() and len(needle) < 10:
+            wanted = int(needle)
+        else:
+            wanted = -1
         ids: list[int] = np.flatnonzero(view.ids == wanted).tolist()
         return ids
-    text, sought = view.spelled.text.lower(), needle.lower()
+    text = view.spelled.text.lower()
+    sought = needle.lower()
     if len(text) != len(
         view.spelled.text
     ):  # lower-casing can lengthen a text, which would shift positions
-        text, sought = view.spelled.text, needle
-    places, at = [], text.find(sought)
+        text = view.spelled.text
+        sought = needle
+    places = []
+    at = text.find(sought)
     while at >= 0:
         places.append(view.spelled.token_at(at))
         at = text.find(sought, at + 1)

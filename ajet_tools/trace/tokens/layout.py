@@ -38,7 +38,8 @@ def labels(view: TokenView) -> list[str]:
 def _labels(view: TokenView) -> list[str]:
     if view.spelled is None:
         return [f"{token} " for token in view.ids.tolist()]
-    spelled, text = view.spelled, view.spelled.text
+    spelled = view.spelled
+    text = view.spelled.text
     starts = spelled.starts.tolist()
     by_text: dict[str, str] = {}
     token_labels = []
@@ -85,17 +86,22 @@ class Layout:
     def first_in(self, line: int) -> int:
         """Return the first token of a line."""
         pieces = self.lines[line]
-        return pieces[0][0] if pieces else min(self.firsts[line], len(self.line_of) - 1)
+        if pieces:
+            return pieces[0][0]
+        return min(self.firsts[line], len(self.line_of) - 1)
 
     def last_in(self, line: int) -> int:
         """Return the last token of a line."""
         pieces = self.lines[line]
-        return pieces[-1][0] if pieces else self.first_in(line)
+        if pieces:
+            return pieces[-1][0]
+        return self.first_in(line)
 
 
 def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> Layout:
     """Break labels into lines: at line breaks, and before a token that does not fit."""
-    builder, marked = _Lines(max(1, width)), set(forks)
+    builder = _Lines(max(1, width))
+    marked = set(forks)
     sizes: dict[str, int] = {}
     line_of = []
     for i, label in enumerate(tokens):
@@ -149,14 +155,18 @@ class _Lines:
                 began = self._put(token, text, began)
             if breaks:
                 self._next(token + 1)
-        return len(self.lines) - 1 if began is None else began
+        if began is None:
+            return len(self.lines) - 1
+        return began
 
     def _put(self, token: int, text: str, began: int | None) -> int:
         if text:
             cells = cell_len(text)
             self.line.append((token, text, cells))
             self.free -= cells
-        return len(self.lines) - 1 if began is None else began
+        if began is None:
+            return len(self.lines) - 1
+        return began
 
     def _next(self, first: int) -> None:
         self.line = []

@@ -125,7 +125,10 @@ def episode_tokens(
 ) -> EpisodeTokens:
     """Merge the calls of an episode; a tokenizer helps to find causes of splits."""
     calls = record.episode.calls
-    merged = merge(calls, known.decode, known.template) if known else merge(calls)
+    if known:
+        merged = merge(calls, known.decode, known.template)
+    else:
+        merged = merge(calls)
     return EpisodeTokens(record, merged, known, why_ids, step_version)
 
 
@@ -138,7 +141,10 @@ def open_tokens(
     Raises QueryError for an unknown episode. A missing tokenizer is no error.
     """
     [record] = known_records(reader, [episode_id])
-    version = trained_version(reader, record.episode) if record.ended else None
+    if record.ended:
+        version = trained_version(reader, record.episode)
+    else:
+        version = None
     known, why = known_vocabulary(reader, record.episode.run_id, tokenizer, trace)
     return episode_tokens(record, known, why, version)
 
@@ -186,12 +192,10 @@ class TokenView:
     @cached_property
     def staleness(self) -> _Ints:
         """Number of updates between the sampling and the trained version of each token."""
-        behind = (
-            -1
-            if self.step_version is None
-            else np.where(self.version >= 0, self.step_version - self.version, -1)
-        )
-        return np.broadcast_to(behind, self.version.shape).astype(np.int32)
+        if self.step_version is None:
+            return np.full(self.version.shape, -1, np.int32)
+        behind = np.where(self.version >= 0, self.step_version - self.version, -1)
+        return behind.astype(np.int32)
 
     @cached_property
     def span_starts(self) -> npt.NDArray[np.int64]:
@@ -222,8 +226,11 @@ class TokenView:
 
 def timeline_view(episode: EpisodeTokens, index: int) -> TokenView:
     """Build the arrays of a timeline; without a tokenizer its tokens have no text."""
-    timeline, known = episode.merged.timelines[index], episode.known
-    ids, size, turns = timeline.token_ids, len(timeline.token_ids), _turns(episode, index, timeline)
+    timeline = episode.merged.timelines[index]
+    known = episode.known
+    ids = timeline.token_ids
+    size = len(timeline.token_ids)
+    turns = _turns(episode, index, timeline)
     special = np.zeros(size, np.bool_)
     if known is not None:
         special = np.isin(ids, [i for i in np.unique(ids).tolist() if known.is_special(i)])
@@ -262,14 +269,16 @@ def _turns(episode: EpisodeTokens, index: int, timeline: Timeline) -> tuple[Turn
         assert call.prompt_ids is not None and call.output_ids is not None, (
             "a timeline consists of token ids"
         )
-        start, home = len(call.prompt_ids), episode.homes[call_id]
+        start = len(call.prompt_ids)
+        home = episode.homes[call_id]
         turns.append(Turn(call, start, start + len(call.output_ids), home == index, home))
     return tuple(turns)
 
 
 def _fill(view: TokenView, number: int, turn: Turn, episode: EpisodeTokens) -> None:
     """Fill in the values of a call."""
-    span, call = slice(turn.start, turn.end), turn.call
+    span = slice(turn.start, turn.end)
+    call = turn.call
     fresh = view.turn[: turn.end]
     fresh[fresh < 0] = number
     view.turn[span] = number
@@ -297,7 +306,10 @@ def _forks(episode: EpisodeTokens, index: int, turns: Sequence[Turn]) -> tuple[F
     forks = []
     for split in episode.merged.splits:
         timeline = episode.homes[split.call_id]
-        parent = None if split.parent_call_id is None else episode.homes.get(split.parent_call_id)
+        if split.parent_call_id is None:
+            parent = None
+        else:
+            parent = episode.homes.get(split.parent_call_id)
         if timeline == index:
             forks.append(
                 Fork(min(split.at_token, size - 1), 0 if parent is None else parent, True, split)

@@ -75,7 +75,10 @@ class TraceApp(TraceViewer):
         self.push_screen(CompareScreen(tuple(episode_ids)))
 
     def open_many_runs(self, run_ids: Sequence[str]) -> None:
-        name = f"{len(run_ids)} runs" if len(run_ids) > 1 else f"run {run_ids[0][:12]}"
+        if len(run_ids) > 1:
+            name = f"{len(run_ids)} runs"
+        else:
+            name = f"run {run_ids[0][:12]}"
         self.push_screen(TextScreen(name, partial(self._side_by_side, tuple(run_ids))))
 
     def _side_by_side(self, run_ids: Sequence[str]) -> str:

@@ -128,7 +128,10 @@ class CompareScreen(TraceScreen):
         subject = one_line(self.attempts[0].episode.task.main_query, 200)
         if len(tasks) > 1:
             subject = f"{len(tasks)} different tasks"
-        visible = f", 1 beside {self.beside + 1} ← →" if size > 2 else ""
+        if size > 2:
+            visible = f", 1 beside {self.beside + 1} ← →"
+        else:
+            visible = ""
         return f"{size} episodes{visible} · {subject}"
 
     async def on_resize(self) -> None:
@@ -207,7 +210,10 @@ class ColumnHeads(Static):
 def _where(divergence: Divergence | None) -> str:
     if divergence is None:
         return "says the same to the end"
-    token = "" if divergence.token is None else f", token {divergence.token:,}"
+    if divergence.token is None:
+        token = ""
+    else:
+        token = f", token {divergence.token:,}"
     return f"parts: message {divergence.message + 1}, char {divergence.character:,}{token}"
 
 
@@ -216,7 +222,10 @@ def _head(attempt: ComparedAttempt, with_runs: bool) -> list[tuple[str, str]]:
     episode = attempt.episode
     run = f"run {episode.run_id[:8]} " if with_runs else ""
     name = f"{attempt.episode_id[:12]}  {run}attempt {episode.attempt}, step {episode.step}"
-    reward = "no reward" if episode.reward is None else f"reward {number(episode.reward)}"
+    if episode.reward is None:
+        reward = "no reward"
+    else:
+        reward = f"reward {number(episode.reward)}"
     status = f"{attempt.status}, {reward}{f', {episode.cause}' if episode.cause else ''}"
     advantage = "no advantage"
     if attempt.advantage is not None:

@@ -34,7 +34,8 @@ from ajet_tools.tui.widgets.long_text import FindInText, LongText
 
 _FRAME = 6
 """Columns of border, padding and scroll bar."""
-UP, DOWN = 1.0, 0.0
+UP = 1.0
+DOWN = 0.0
 """Scores of thumbs, by which datasets can be filtered."""
 
 
@@ -160,7 +161,10 @@ class FeedbackScreen(Dialog[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=False) as box:
-            of = f"call {self.call_id[:12]}" if self.call_id else f"episode {self.episode_id[:12]}"
+            if self.call_id:
+                of = f"call {self.call_id[:12]}"
+            else:
+                of = f"episode {self.episode_id[:12]}"
             box.border_title = Content(f"feedback on {visible(of)}")
             box.border_subtitle = "ctrl+s keeps · esc leaves"
             with VerticalScroll(id="given", can_focus=False):
@@ -261,4 +265,6 @@ def render_feedback(rows: Sequence[Feedback]) -> Text:
         for before, text in (("", row.comment), ("should be: ", row.correction)):
             if text:
                 shown.append(f"  {before}{one_line(text, 400)}\n")
-    return shown if rows else Text("no feedback yet", style="dim")
+    if rows:
+        return shown
+    return Text("no feedback yet", style="dim")

@@ -136,7 +136,8 @@ class EpisodeScreen(TraceScreen):
         if not first and at in self._loaded.tree.branches[self.branch].trunk:
             branch = self.branch
         blocks = await asyncio.to_thread(_blocks, fresh, branch)
-        self.overview, self.branch = fresh, branch
+        self.overview = fresh
+        self.branch = branch
         with self.app.batch_update():
             self.call_tree.show(fresh)
             self.messages.show(blocks, stay=not first, grown=not first)
@@ -228,7 +229,10 @@ class EpisodeScreen(TraceScreen):
         if not forks:
             self.notify("this episode has no forks", timeout=2)
             return
-        at = order.index(self._call_id) if self._call_id in order else -1
+        if self._call_id in order:
+            at = order.index(self._call_id)
+        else:
+            at = -1
         ahead = sorted(fork for fork in forks if (fork > at if by > 0 else fork < at))
         if not ahead:
             self.notify("no further fork in this direction", timeout=2)
@@ -241,7 +245,9 @@ class EpisodeScreen(TraceScreen):
 
     @property
     def _call_id(self) -> str | None:
-        return self._chosen.call_id if self._chosen else None
+        if self._chosen:
+            return self._chosen.call_id
+        return None
 
     # Messages
 
@@ -269,7 +275,10 @@ class EpisodeScreen(TraceScreen):
             self.app.open_pictures(pictures)
 
     def action_raw(self) -> None:
-        call = self._loaded.calls.get(self._call_id or "") if self.overview else None
+        if self.overview:
+            call = self._loaded.calls.get(self._call_id or "")
+        else:
+            call = None
         if call is None:
             self.notify("this belongs to no call: j goes to the first message", timeout=3)
             return
@@ -302,7 +311,10 @@ class EpisodeScreen(TraceScreen):
 
     def action_attempt(self, by: int) -> None:
         attempts = self.overview.attempts if self.overview else ()
-        index = attempts.index(self.episode_id) + by if self.episode_id in attempts else -1
+        if self.episode_id in attempts:
+            index = attempts.index(self.episode_id) + by
+        else:
+            index = -1
         if 0 <= index < len(attempts):
             self.app.switch_screen(EpisodeScreen(attempts[index]))
         else:
@@ -337,7 +349,10 @@ class EpisodeScreen(TraceScreen):
         """Search all branches, and go to the first hit after the selected message."""
         if self.overview is None:
             return
-        matches = await asyncio.to_thread(find_blocks, self.overview, needle) if needle else []
+        if needle:
+            matches = await asyncio.to_thread(find_blocks, self.overview, needle)
+        else:
+            matches = []
         self.messages.highlight(needle)
         if needle and not matches:
             self._search = _Search(needle)
@@ -371,5 +386,7 @@ class EpisodeScreen(TraceScreen):
 
 def _blocks(overview: EpisodeOverview, branch: int) -> list[Block]:
     """Return the blocks of the overview and of the conversation of a branch."""
-    messages = conversation_blocks(overview, branch) if branch < len(overview.tree.branches) else ()
-    return [*overview_blocks(overview), *messages]
+    blocks = list(overview_blocks(overview))
+    if branch < len(overview.tree.branches):
+        blocks += conversation_blocks(overview, branch)
+    return blocks

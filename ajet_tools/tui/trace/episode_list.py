@@ -21,20 +21,28 @@ _TONES = {
 
 
 def _format_status(row: ListedEpisode) -> str:
-    return "superseded" if row["superseded"] else row["status"] or "unended"
+    if row["superseded"]:
+        return "superseded"
+    return row["status"] or "unended"
 
 
 def _reward_tone(row: ListedEpisode) -> str:
     if row["superseded"] or row["reward"] is None:
         return "faint"
-    return "good" if row["reward"] >= 1 - 1e-9 else "bad" if row["reward"] <= 0 else ""
+    if row["reward"] >= 1 - 1e-9:
+        return "good"
+    if row["reward"] <= 0:
+        return "bad"
+    return ""
 
 
 def _format_tokens(row: ListedEpisode) -> str:
     count = row["tokens"]
     if count is None:
         return ""
-    return f"{count:,}" if count < 100_000 else compact(count)
+    if count < 100_000:
+        return f"{count:,}"
+    return compact(count)
 
 
 def _format_seconds(row: ListedEpisode) -> str:
@@ -73,7 +81,11 @@ EPISODE_COLUMNS: tuple[Column[ListedEpisode], ...] = (
 def _format_cause(row: ListedEpisode) -> str:
     summary = one_line(row["error"] or "")
     cause = row["cause"] or ""
-    return summary if not cause or cause in summary else f"{cause}: {summary}" if summary else cause
+    if not cause or cause in summary:
+        return summary
+    if summary:
+        return f"{cause}: {summary}"
+    return cause
 
 
 CAUSE_COLUMN = Column("cause", "cause", 20, _format_cause, most=160)

@@ -60,7 +60,10 @@ class CallTree(CursorView, can_focus=True):
 
     def show(self, overview: EpisodeOverview) -> None:
         """Show an episode, keeping the cursor on its line."""
-        at = self._rows[self.cursor] if self.cursor < len(self._rows) else None
+        if self.cursor < len(self._rows):
+            at = self._rows[self.cursor]
+        else:
+            at = None
         self._overview = overview
         self._rows = (None, *overview.tree.rows())
         self._row_of = {row.call_id: n for n, row in enumerate(self._rows) if row and row.call_id}
@@ -71,7 +74,10 @@ class CallTree(CursorView, can_focus=True):
                 for n, row in enumerate(self._rows)
                 if row and (row.branch, row.call_id) == (at.branch, None)
             )
-            line = self._row_of.get(at.call_id) if at.call_id else next(heads, None)
+            if at.call_id:
+                line = self._row_of.get(at.call_id)
+            else:
+                line = next(heads, None)
             self.set_reactive(
                 CallTree.cursor, min(self.cursor, len(self._rows) - 1) if line is None else line
             )
@@ -129,11 +135,10 @@ class CallTree(CursorView, can_focus=True):
 
     def _line(self, row: TreeRow | None, overview: EpisodeOverview) -> Text:
         if row is None:
-            reward = (
-                ""
-                if overview.episode.reward is None
-                else f"  reward {number(overview.episode.reward)}"
-            )
+            if overview.episode.reward is None:
+                reward = ""
+            else:
+                reward = f"  reward {number(overview.episode.reward)}"
             return Text(f"episode  {overview.status}{reward}")
         indent = "  " * min(row.depth, _DEEPEST)
         branch = overview.tree.branches[row.branch]
@@ -161,7 +166,10 @@ def _head(branch: Branch) -> Text:
             line.append(f"  {branch.tokens:,} tok", style="dim")
         return line
     fork = branch.fork
-    name = "" if branch.timeline is None else f"timeline {branch.timeline} "
+    if branch.timeline is None:
+        name = ""
+    else:
+        name = f"timeline {branch.timeline} "
     line = Text.assemble(
         (f"↳ {name}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow")
     )

@@ -112,7 +112,10 @@ class EpisodesScreen(TraceScreen):
         return await self.app.ask(rows.page, offset, limit)
 
     def on_mount(self) -> None:
-        self.title = "runs › … › episodes" if self.run_id else "episodes of all runs"
+        if self.run_id:
+            self.title = "runs › … › episodes"
+        else:
+            self.title = "episodes of all runs"
         self.table.focus()
         self._start()
 
@@ -152,14 +155,14 @@ class EpisodesScreen(TraceScreen):
     # Rows and order
 
     def _use_listing(self, listing: Listing, *, top: bool = False) -> None:
-        self.listing, self.pending = listing, None
+        self.listing = listing
+        self.pending = None
         why = self.filter is not None and _FAILURE_FIELDS.search(self.filter.text)
         # next to the status, as a narrow screen hides the last columns
-        columns = (
-            [*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]]
-            if why
-            else [*EPISODE_COLUMNS]
-        )
+        if why:
+            columns = [*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]]
+        else:
+            columns = [*EPISODE_COLUMNS]
         if len(self._run_names) > 1:
             columns.insert(1, run_column(self._run_names))
         self.table.show_columns(columns)
@@ -199,9 +202,10 @@ class EpisodesScreen(TraceScreen):
     def action_sort(self, column: str) -> None:
         """Sort by a column; a second time reverses the order."""
         if (latest := self.latest) is not None:
-            descending = (
-                not latest.descending if latest.sort == column else column not in _ASCENDING_FIRST
-            )
+            if latest.sort == column:
+                descending = not latest.descending
+            else:
+                descending = column not in _ASCENDING_FIRST
             self._sort(latest, column, descending)
 
     def action_reverse(self) -> None:
@@ -298,9 +302,12 @@ class EpisodesScreen(TraceScreen):
     def selected_ids(self) -> list[str]:
         """Selected ids in the order of the list, then unlisted ones; without a selection, the row
         under the cursor."""
-        positions, selected = self.table.places, self.table.selected
+        positions = self.table.places
+        selected = self.table.selected
         if not selected:
-            return [self.table.cursor_id] if self.table.cursor_id else []
+            if self.table.cursor_id:
+                return [self.table.cursor_id]
+            return []
         return [
             *sorted(selected & positions.keys(), key=positions.__getitem__),
             *sorted(selected - positions.keys()),
@@ -359,7 +366,8 @@ class EpisodesScreen(TraceScreen):
 
     def _status_parts(self) -> Iterator[Text]:
         """Yield the parts of the status line: position, new episodes, progress, selection, filter."""
-        table, rows = self.table, self.table.rows
+        table = self.table
+        rows = self.table.rows
         yield Text(self._place())
         if self.pending and self.listing and (new := self.pending.count - self.listing.count) > 0:
             yield Text(f"{new:,} new: . shows them", style="bold reverse")
@@ -368,20 +376,31 @@ class EpisodesScreen(TraceScreen):
         if table.selected:
             if self._hidden[:2] != (rows, table.selected):
                 self._hidden = (rows, table.selected, len(table.selected - table.places.keys()))
-            hidden = f" ({self._hidden[2]:,} not in this list)" if self._hidden[2] else ""
+            if self._hidden[2]:
+                hidden = f" ({self._hidden[2]:,} not in this list)"
+            else:
+                hidden = ""
             yield Text(f"{len(table.selected):,} selected{hidden}", style="bold")
         if self.filter and self.filter.text:
             yield Text(one_line(self.filter.text, 60), style="italic")
 
     def _place(self) -> str:
-        rows, count = self.table.rows, self.table.count
+        rows = self.table.rows
+        count = self.table.count
         if not count:
-            return "no episode fits" if self.filter and self.filter.text else "no episode yet"
-        of, latest = f"{count:,}", self.listing
-        order = _ORDERS.get((latest.sort, latest.descending), "") if latest else ""
+            if self.filter and self.filter.text:
+                return "no episode fits"
+            return "no episode yet"
+        of = f"{count:,}"
+        latest = self.listing
+        if latest:
+            order = _ORDERS.get((latest.sort, latest.descending), "")
+        else:
+            order = ""
         if isinstance(rows, UnfinishedRows):
-            of, order = (
-                f"the newest {of} of {rows.of_all:,}" if rows.of_all > count else of,
-                "that have not ended",
-            )
+            if rows.of_all > count:
+                of = f"the newest {of} of {rows.of_all:,}"
+            else:
+                of = of
+            order = "that have not ended"
         return f"{self.table.cursor + 1:,} of {of} {order}".rstrip()

@@ -73,7 +73,8 @@ class RunScreen(TraceScreen):
         self.verdict: Verdict | None = None
         self.reasons: list[str] = []
         self.panels: list[Panel] = []
-        self.title, self.sub_title = "runs › …", one_line(run_id, 12)
+        self.title = "runs › …"
+        self.sub_title = one_line(run_id, 12)
 
     def compose_body(self) -> ComposeResult:
         yield Static(id="head")
@@ -206,7 +207,9 @@ def _verdict_head(run: RunOverview, verdict: Verdict, why: Sequence[str], width:
     head = _progress(run)
     head.append("\n")
     head.append(verdict_text(run, verdict))
-    first, last, best = verdict.first, verdict.last, verdict.best
+    first = verdict.first
+    last = verdict.last
+    best = verdict.best
     assert first is not None and last is not None and best is not None
     head.append(f"  {verdict.kind} ")
     head.append(

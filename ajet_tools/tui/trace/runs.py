@@ -131,7 +131,9 @@ class RunsScreen(TraceScreen):
 
     def _members(self, run_id: str) -> Sequence[str]:
         """Return the runs of its group, newest first, or only itself."""
-        return self.groups[run_id].runs if run_id in self.groups else (run_id,)
+        if run_id in self.groups:
+            return self.groups[run_id].runs
+        return (run_id,)
 
     @property
     def chosen(self) -> RunOverview | None:
@@ -204,7 +206,10 @@ class RunsScreen(TraceScreen):
 
 
 def _name(row: RunRow) -> str:
-    name = row["run"]["name"] if row["group"] is None else row["group"].name
+    if row["group"] is None:
+        name = row["run"]["name"]
+    else:
+        name = row["group"].name
     return one_line(name, 24) or row["short"]
 
 
@@ -237,11 +242,15 @@ def _train(row: RunRow) -> str:
         return ""
     last = row["run"]["last_train"]
     curve = sparkline(row["run"]["rewards"], _CURVE)
-    return curve if last is None else f"{curve} {number(last)}"
+    if last is None:
+        return curve
+    return f"{curve} {number(last)}"
 
 
 def _failed(row: RunRow) -> str:
-    return compact(row["run"]["unsound"]) if row["run"]["unsound"] else ""
+    if row["run"]["unsound"]:
+        return compact(row["run"]["unsound"])
+    return ""
 
 
 def _lasted(row: RunRow) -> str:
@@ -298,12 +307,21 @@ def _interval(group: Group) -> str:
 
 def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> Table:
     quiet = quiet_seconds(run, now())
-    note = f"; nothing new for {lasting(quiet)}" if quiet is not None and quiet >= _QUIET else ""
+    if quiet is not None and quiet >= _QUIET:
+        note = f"; nothing new for {lasting(quiet)}"
+    else:
+        note = ""
     if run["status"] == "interrupted":
         note = ": its process died without a message"
-    started = f"started {run['started_at']:%Y-%m-%d %H:%M:%S} UTC, " if run["started_at"] else ""
+    if run["started_at"]:
+        started = f"started {run['started_at']:%Y-%m-%d %H:%M:%S} UTC, "
+    else:
+        started = ""
     size = f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens"
-    cpu = f", {lasting(run['cpu_seconds'])} of processor time" if run["cpu_seconds"] else ""
+    if run["cpu_seconds"]:
+        cpu = f", {lasting(run['cpu_seconds'])} of processor time"
+    else:
+        cpu = ""
     rewards: list[tuple[str, float | None]] = [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
     return fields(
         [

@@ -97,7 +97,8 @@ class TraceViewer(ViewerApp):
     async def _check_for_changes(self) -> None:
         """Notify the current screen of changes. Reads only sizes and times of files."""
         state = await asyncio.to_thread(state_of, self.path, self.reader)
-        before, self.live = self._changes, state.live
+        before = self._changes
+        self.live = state.live
         at = time.monotonic()
         if not self.screen_stack:  # the viewer was closed
             return
@@ -121,7 +122,8 @@ class TraceViewer(ViewerApp):
 
     def show_new_error(self, error: AjetError | None) -> None:
         """Show an error of the trace, unless it is the last one; None clears it."""
-        before, self._last_error = self._last_error, str(error or "")
+        before = self._last_error
+        self._last_error = str(error or "")
         if error and self._last_error != before:
             self.show_error(error)
 

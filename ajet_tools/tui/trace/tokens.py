@@ -108,10 +108,12 @@ class TokensScreen(TraceScreen):
             return
         opened = await self.app.ask(open_tokens, self.episode_id, self.app.tokenizer, self.app.path)
         reloaded = self.opened is not None
-        opener = (
-            "" if self.opened is None or self.view is None else self.opened.openers[self.view.index]
-        )
-        self.opened, self._mark = opened, mark
+        if self.opened is None or self.view is None:
+            opener = ""
+        else:
+            opener = self.opened.openers[self.view.index]
+        self.opened = opened
+        self._mark = mark
         if not len(opened):
             self.show_empty(_explain_empty(opened))
             return
@@ -149,7 +151,8 @@ class TokensScreen(TraceScreen):
     # Showing
 
     def _describe(self) -> None:
-        view, opened = self.view, self.opened
+        view = self.view
+        opened = self.opened
         if view is None or opened is None:
             return
         self.query_one("#head", Static).update(Text(_head(opened, view)))
@@ -267,7 +270,8 @@ class TokensScreen(TraceScreen):
             self.app.notify("the episode has only one timeline", timeout=2)
             return
         self.timeline = (self.timeline + step) % len(self.opened)
-        self.token, self._matches = 0, []
+        self.token = 0
+        self._matches = []
         await self._show()
 
     def action_copy(self) -> None:
@@ -305,7 +309,8 @@ class TokensScreen(TraceScreen):
 
 def _head(opened: EpisodeTokens, view: TokenView) -> str:
     """Describe the timeline in a line, followed by the reason for showing ids."""
-    episode, without = opened.record.episode, opened.without_ids
+    episode = opened.record.episode
+    without = opened.without_ids
     parts = [f"timeline {view.index + 1} of {len(opened)}", f"agent {one_line(view.agent, 24)}"]
     parts += [f"{view.phase}" if view.phase != "rollout" else "", f"{len(view):,} tokens"]
     parts.append(f"{int(view.mask.sum()):,} masked in")
@@ -314,7 +319,9 @@ def _head(opened: EpisodeTokens, view: TokenView) -> str:
     )
     parts.append(f"{without} calls without ids" if without else "")
     line = " · ".join(part for part in parts if part)
-    return f"{line}\nids, not text: {one_line(opened.why_ids, 300)}" if opened.why_ids else line
+    if opened.why_ids:
+        return f"{line}\nids, not text: {one_line(opened.why_ids, 300)}"
+    return line
 
 
 def _explain_empty(opened: EpisodeTokens) -> str:
@@ -332,7 +339,9 @@ def _position(text: str, size: int) -> int | None:
     plain = text.strip().replace(",", "").replace("_", "")
     if plain.endswith("%") and plain[:-1].isdecimal():
         return min(size - 1, int(plain[:-1]) * size // 100)
-    return int(plain) if plain.isdecimal() and len(plain) < 12 and int(plain) < size else None
+    if plain.isdecimal() and len(plain) < 12 and int(plain) < size:
+        return int(plain)
+    return None
 
 
 def _clipboard_text(view: TokenView, tokens: Sequence[int]) -> str:

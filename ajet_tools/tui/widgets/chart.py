@@ -67,22 +67,30 @@ class Chart(PlotextPlot):
         shown = thin(panel, width)
         values = [value for curve in shown.curves for _, value in curve.points]
         steps = [step for curve in shown.curves for step, _ in curve.points]
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         if high - low <= 1e-9 * max(
             abs(low), abs(high), 1e-9
         ):  # a flat curve is drawn in the middle
             margin = abs(low) * 0.1 or 0.5
-            low, high = low - margin, high + margin
-        first, last = min(steps), max(steps)
+            low = low - margin
+            high = high + margin
+        first = min(steps)
+        last = max(steps)
         plt.ylim(low, high)
         plt.xlim(first - 0.5 if first == last else first, last + 0.5 if first == last else last)
-        ticks = [low, high] if height < 7 else [low, (low + high) / 2, high]
+        if height < 7:
+            ticks = [low, high]
+        else:
+            ticks = [low, (low + high) / 2, high]
         plt.yticks(ticks, [_format_number(tick).rjust(6) for tick in ticks])
         marks = sorted({first, (first + last) // 2, last})
         plt.xticks([float(mark) for mark in marks], [str(mark) for mark in marks])
         for i, curve in enumerate(shown.curves):
-            x, y = [step for step, _ in curve.points], [value for _, value in curve.points]
-            color, marker = colors[i % len(colors)], _MARKERS[i % len(_MARKERS)]
+            x = [step for step, _ in curve.points]
+            y = [value for _, value in curve.points]
+            color = colors[i % len(colors)]
+            marker = _MARKERS[i % len(_MARKERS)]
             if len(x) > 1:
                 plt.plot(x, y, marker="braille", color=color)
             if i % len(_MARKERS) or len(x) == 1:
@@ -93,7 +101,9 @@ class Chart(PlotextPlot):
 def _format_number(value: float | None) -> str:
     if value is None:
         return ""
-    return compact(value) if abs(value) >= 1000 else f"{value:.3g}"
+    if abs(value) >= 1000:
+        return compact(value)
+    return f"{value:.3g}"
 
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -106,7 +116,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if len(values) > width:
         edges = [i * len(values) // width for i in range(width + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if high - low <= 1e-12 * max(1.0, abs(high)):
         return _BARS[3] * len(values)
     return "".join(_BARS[min(7, int((value - low) / (high - low) * 8))] for value in values)

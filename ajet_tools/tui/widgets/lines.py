@@ -32,7 +32,8 @@ class PartsLine(Static):
 
     def show(self, parts: Iterable[Text]) -> None:
         line = Text(" · ").join(parts)
-        line.no_wrap, line.overflow = True, "ellipsis"
+        line.no_wrap = True
+        line.overflow = "ellipsis"
         self.update(line)
 
 
@@ -112,7 +113,8 @@ class Prompt(Vertical):
         return bool(self.display)
 
     def open(self, text: str, history: Sequence[str] = ()) -> None:
-        self._history, self._at = tuple(history), len(history)
+        self._history = tuple(history)
+        self._at = len(history)
         self.show_error("")
         self.display = True
         field = self.query_one(Input)
@@ -134,7 +136,10 @@ class Prompt(Vertical):
     def action_history(self, by: int) -> None:
         self._at = max(0, min(self._at + by, len(self._history)))
         field = self.query_one(Input)
-        field.value = self._history[self._at] if self._at < len(self._history) else ""
+        if self._at < len(self._history):
+            field.value = self._history[self._at]
+        else:
+            field.value = ""
         field.cursor_position = len(field.value)
 
     def action_close(self) -> None:

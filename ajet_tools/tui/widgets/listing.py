@@ -125,9 +125,10 @@ class ListingTable(RowView, can_focus=True):
     def places(self) -> Mapping[str, int]:
         """Position of every row by id; built once per `Rows`."""
         if self._places is None:
-            self._places = (
-                {id: at for at, id in enumerate(self.rows.ids())} if self.rows is not None else {}
-            )
+            if self.rows is not None:
+                self._places = {id: at for at, id in enumerate(self.rows.ids())}
+            else:
+                self._places = {}
         return self._places
 
     @property
@@ -137,7 +138,9 @@ class ListingTable(RowView, can_focus=True):
     def row(self, index: int) -> Mapping[str, object] | None:
         """Return a row, if its page is loaded."""
         page = self._pages.get(index // PAGE)
-        return page[index % PAGE] if page and index % PAGE < len(page) else None
+        if page and index % PAGE < len(page):
+            return page[index % PAGE]
+        return None
 
     def show(self, rows: Rows, *, top: bool = False) -> None:
         """Show other rows, keeping the cursor on its row and that row at its line of the screen.
@@ -146,7 +149,8 @@ class ListingTable(RowView, can_focus=True):
         cursor follows its row, and the view follows before it leaves the screen. If its row is
         gone, the cursor keeps its position.
         """
-        cursor, first = self.cursor_id, self.scroll_offset.y
+        cursor = self.cursor_id
+        first = self.scroll_offset.y
         visible = first <= self.cursor < first + self.page_rows
         anchor = self.cursor if visible else first
         anchor_id = cursor if visible else self.id_at(first)
@@ -155,17 +159,23 @@ class ListingTable(RowView, can_focus=True):
         self._pages.clear()
         self._failed = False
         follows = top and not self.cursor
-        self.cursor = (
-            0 if follows else max(0, min(self._place(cursor, self.cursor), rows.count - 1))
-        )
+        if follows:
+            self.cursor = 0
+        else:
+            self.cursor = max(0, min(self._place(cursor, self.cursor), rows.count - 1))
         self._measure()
-        down = max(0, self.cursor - self.page_rows + 1) if visible else 0
+        if visible:
+            down = max(0, self.cursor - self.page_rows + 1)
+        else:
+            down = 0
         self.scroll_to(y=down if top else first + self._place(anchor_id, anchor) - anchor)
         self.redraw()
         self.post_message(self.Moved(self.cursor_id))
 
     def _place(self, id: str | None, otherwise: int) -> int:
-        return otherwise if id is None else self.places.get(id, otherwise)
+        if id is None:
+            return otherwise
+        return self.places.get(id, otherwise)
 
     def go_to(self, index: int) -> None:
         """Move the cursor to a row, and make it visible."""
@@ -254,7 +264,8 @@ class ListingTable(RowView, can_focus=True):
 
     def on_resize(self, event: events.Resize) -> None:
         """Keep a visible cursor visible."""
-        before, first = max(1, self._height - 1), self.scroll_offset.y
+        before = max(1, self._height - 1)
+        first = self.scroll_offset.y
         seen = first <= self.cursor < first + before
         self._height = self.scrollable_content_region.height
         self._measure()
@@ -287,15 +298,18 @@ class ListingTable(RowView, can_focus=True):
     # Drawing
 
     def render_line(self, y: int) -> Strip:
-        width, left = self.scrollable_content_region.width, self.scroll_offset.x
+        width = self.scrollable_content_region.width
+        left = self.scroll_offset.x
         if y == 0:
-            whole, style = self._header(), self._style("header")
+            whole = self._header()
+            style = self._style("header")
         else:
             index = self.scroll_offset.y + y - 1
             if index >= self.count:
                 return Strip.blank(width, self._style())
             whole, style = self._line(index)
-        gutter, cells = whole.crop(0, _GUTTER), whole.crop(_GUTTER + left, left + width)
+        gutter = whole.crop(0, _GUTTER)
+        cells = whole.crop(_GUTTER + left, left + width)
         return Strip.join([gutter, cells]).adjust_cell_length(width, style)
 
     def _header(self) -> Strip:
@@ -308,17 +322,17 @@ class ListingTable(RowView, can_focus=True):
     def _style(self, part: str = "") -> Style:
         """Return the style of a part of the table, cached per theme."""
         if part not in self._styles:
-            upon = (
-                self.get_component_rich_style(f"listing--{part}", partial=True)
-                if part
-                else Style.null()
-            )
+            if part:
+                upon = self.get_component_rich_style(f"listing--{part}", partial=True)
+            else:
+                upon = Style.null()
             self._styles[part] = self.rich_style + upon
         return self._styles[part]
 
     def _line(self, index: int) -> tuple[Strip, Style]:
         """Render a row with all columns; also returns its background."""
-        id, row = self.id_at(index), self.row(index)
+        id = self.id_at(index)
+        row = self.row(index)
         if row is None:
             self._request_rows()
         style = self._style("selected" if id in self.selected else "")
@@ -368,10 +382,14 @@ class ListingTable(RowView, can_focus=True):
         """Return the next page to fetch, visible ones first; None if all are loaded."""
         first = self.scroll_offset.y
         last = min(self.count, first + self.page_rows) - 1
-        shown = range(first // PAGE, last // PAGE + 1) if first <= last else range(0)
-        around = (
-            [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < self.count]
-            if shown
-            else []
-        )
+        if first <= last:
+            shown = range(first // PAGE, last // PAGE + 1)
+        else:
+            shown = range(0)
+        if shown:
+            around = [
+                page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < self.count
+            ]
+        else:
+            around = []
         return next((page for page in (*shown, *around) if page not in self._pages), None)

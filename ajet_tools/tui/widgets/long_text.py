@@ -147,7 +147,10 @@ class LongText(LineView, can_focus=True):
         """Find a text (ignoring case) or pattern, go to the next match, and return the number of
         matches."""
         if isinstance(needle, str):
-            self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
+            if needle:
+                self._needle = re.compile(re.escape(needle), re.IGNORECASE)
+            else:
+                self._needle = None
         else:
             self._needle = needle
         self._found = []
@@ -176,10 +179,15 @@ class LongText(LineView, can_focus=True):
     @property
     def current(self) -> str:
         """Text of the current match, or an empty text."""
-        return self._match(*self._found[self._at]) if self._found else ""
+        if self._found:
+            return self._match(*self._found[self._at])
+        return ""
 
     def _match(self, line: int, column: int) -> str:
-        match = self._needle.match(self._lines[line], column) if self._needle else None
+        if self._needle:
+            match = self._needle.match(self._lines[line], column)
+        else:
+            match = None
         return match[0] if match else ""
 
     def on_click(self, event: Click) -> None:
@@ -198,18 +206,27 @@ class LongText(LineView, can_focus=True):
         if line >= self._firsts[-1]:
             return None
         number, part = self._row(line)
-        starts, text, segments = self._starts[number], self._lines[number], list[Segment]()
+        starts = self._starts[number]
+        text = self._lines[number]
+        segments = list[Segment]()
         at = start = starts[part]
         end = starts[part + 1] if part + 1 < len(starts) else len(text)
         match_style = self.get_component_rich_style("long-text--found")
-        reach = 0 if self._needle is None else len(self._needle.pattern)
+        if self._needle is None:
+            reach = 0
+        else:
+            reach = len(self._needle.pattern)
         for match in (
             self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ()
         ):
-            first, last = max(at, match.start()), min(end, match.end())
+            first = max(at, match.start())
+            last = min(end, match.end())
             if first < last:
                 here = self._found and (number, match.start()) == self._found[self._at]
-                style = match_style + Style(reverse=True) if here else match_style
+                if here:
+                    style = match_style + Style(reverse=True)
+                else:
+                    style = match_style
                 segments += [
                     Segment(text[at:first], Style.null()),
                     Segment(text[first:last], style),
@@ -223,7 +240,8 @@ def _row_starts(text: str, width: int) -> Sequence[int]:
     """Return the columns where the rows of a line start, with at most `width` cells each."""
     if text.isascii() or all(map(_is_narrow, {*text})):
         return range(0, max(1, len(text)), width)
-    starts, cells = [0], 0
+    starts = [0]
+    cells = 0
     for column, character in enumerate(text):
         size = get_character_cell_size(character)
         if cells + size > width:
@@ -271,10 +289,8 @@ def fit_text(text: str, width: int, *, right: bool = False) -> str:
     plain = visible(drop_zero_width(" ".join(text[: 4 * width + 16].split())))
     length = cell_len(plain)
     if length > width:
-        return (
-            set_cell_size(set_cell_size(plain, max(0, width - 1)).rstrip() + "…", width)
-            if width
-            else ""
-        )
+        if width:
+            return set_cell_size(set_cell_size(plain, max(0, width - 1)).rstrip() + "…", width)
+        return ""
     padding = " " * (width - length)
     return padding + plain if right else plain + padding

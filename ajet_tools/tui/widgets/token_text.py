@@ -132,7 +132,9 @@ class TokenText(CursorView, can_focus=True):
     def _holder(self) -> int:
         """Token with the character that the token under the cursor continues, or that token."""
         assert self.view is not None
-        return self.view.spelled.holder(self.cursor) if self.view.spelled else self.cursor
+        if self.view.spelled:
+            return self.view.spelled.holder(self.cursor)
+        return self.cursor
 
     def _lay_out(self) -> None:
         width = self.scrollable_content_region.width - _GUTTER
@@ -178,7 +180,10 @@ class TokenText(CursorView, can_focus=True):
         if self.layout_shown is None:
             return
         holder = self._holder
-        goal = self.layout_shown.cell_of(holder) if self._goal is None else self._goal
+        if self._goal is None:
+            goal = self.layout_shown.cell_of(holder)
+        else:
+            goal = self._goal
         line = int(self.layout_shown.line_of[holder]) + lines
         if 0 <= line < len(self.layout_shown.lines):
             token = self.layout_shown.token_at(line, goal)
@@ -190,7 +195,10 @@ class TokenText(CursorView, can_focus=True):
     def move_by_pages(self, pages: int) -> None:
         if self.layout_shown is None:
             return
-        goal = self.layout_shown.cell_of(self._holder) if self._goal is None else self._goal
+        if self._goal is None:
+            goal = self.layout_shown.cell_of(self._holder)
+        else:
+            goal = self._goal
         page = max(1, self.scrollable_content_region.height - 1)
         line = int(self.layout_shown.line_of[self._holder]) + pages * page
         self.move(
@@ -211,7 +219,9 @@ class TokenText(CursorView, can_focus=True):
 
     def _line(self, line: int) -> Strip:
         assert self.layout_shown is not None and self.view is not None and self.shade is not None
-        pieces, levels, codes = self.layout_shown.lines[line], self.shade.levels, self.shade.of
+        pieces = self.layout_shown.lines[line]
+        levels = self.shade.levels
+        codes = self.shade.of
         holder = self._holder
         segments = [self._gutter(line, any(token == holder for token, _, _ in pieces))]
         run: list[str] = []
@@ -233,7 +243,8 @@ class TokenText(CursorView, can_focus=True):
                     Segment("".join(run), run_style),
                     Segment(FORK, Style(bold=True, color="magenta")),
                 ]
-                run, text = [], text[1:]
+                run = []
+                text = text[1:]
             run.append(text)
         segments.append(Segment("".join(run), run_style))
         return Strip([segment for segment in segments if segment.text])
@@ -241,7 +252,8 @@ class TokenText(CursorView, can_focus=True):
     def _gutter(self, line: int, here: bool) -> Segment:
         """Render the position of the first token that begins in a line."""
         assert self.layout_shown is not None
-        first, pieces = self.layout_shown.firsts[line], self.layout_shown.lines[line]
+        first = self.layout_shown.firsts[line]
+        pieces = self.layout_shown.lines[line]
         begins = bool(pieces) and pieces[-1][0] >= first
         label = f"{first}" if begins else ""
         return Segment(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.errors import AjetError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.language import language_of
@@ -102,18 +102,6 @@ def test_stdin_and_renamed_columns_are_filtered_too(tmp_path: Path) -> None:
     arguments = ["dataset", "filter", "-", "chars < 9", "--map", "q=main_query"]
     done = CliRunner().invoke(app, arguments, input=rows)
     assert json.loads(done.stdout) == {"main_query": "Zug?"}, done.output
-
-
-def test_languages_are_of_what_the_row_asks() -> None:
-    rows = [
-        {"main_query": text}
-        for text in ("short", "Wie viele Züge sind das?", "How many trains are there?")
-    ]
-    keep = Keep(languages=("en",))
-    assert keep_rows(keep, *rows) == [rows[2]]
-    assert keep.left_out == {"in another language (und)": 1, "in another language (de)": 1}
-    with pytest.raises(ConfigError, match="--language xx"):
-        Keep(languages=("xx",))
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,21 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
         assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)
 
 
+def test_calls_are_counted_once_for_all_pages(
+    reader: TraceReader, everything: dict[str, dict[str, Any]]
+) -> None:
+    watched = Watched(reader, lambda: None)
+    found = open_listing(watched, "run", sort="group_id")
+    found.page(watched, 0, 3)
+    watched.asked.clear()
+    page = found.page(watched, 3, N)
+    of_page = list(watched.asked)
+    by_tokens = found.sorted(watched, "tokens", True).page(watched, 0, N)
+    assert page == [everything[id] for id in found.ids(3, N)]
+    assert by_tokens[0]["tokens"] == max(row["tokens"] or 0 for row in everything.values())
+    assert len(of_page) == 1 and not any("calls" in sql.split("FROM")[-1] for sql in watched.asked)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["next", "that ended before"])
 def test_a_text_is_found_in_what_comes_later(tmp_path: Path, late: bool) -> None:

@@ -100,6 +100,34 @@ def test_which_episodes_hold_a_text(reader: TraceReader, needle: str, expected: 
     assert episodes_with(reader, needle) == expected
 
 
+@pytest.mark.parametrize("needle", ["type", "text", "tool_use", "city", "image_url", "arguments"])
+def test_names_of_parts_are_not_searched(tmp_path: Path, needle: str) -> None:
+    parts = [
+        {"type": "text", "text": "a hello"},
+        {"type": "image_url", "image_url": {"url": "data:,"}},
+    ]
+    use = {"type": "tool_use", "name": "weather", "input": {"city": "Paris"}}
+    call = {"type": "function_call", "name": "add", "arguments": "{}"}
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(
+            Call(
+                episode_id="chat",
+                request={"messages": [{"role": "user", "content": parts}]},
+                response={"content": [{"type": "text", "text": "hello"}, use]},
+            ),
+            Call(
+                episode_id="items",
+                request={"input": [{"role": "user", "content": parts}, call]},
+                response={"output": [{"type": "message", "content": parts}, call]},
+            ),
+        )
+    with open_trace(tmp_path) as trace:
+        assert episodes_with(trace, needle) == set()
+        assert episodes_with(trace, "hello") == {"chat", "items"}
+        assert episodes_with(trace, "paris") == episodes_with(trace, "weather") == {"chat"}
+        assert episodes_with(trace, "add") == {"items"}
+
+
 def test_calls_before_a_time_are_left_out(reader: TraceReader) -> None:
     later = BEGAN + timedelta(seconds=2)
     assert episodes_with(reader, "17+4", BEGAN) == {"one"}
