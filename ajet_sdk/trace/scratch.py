@@ -24,4 +24,10 @@ def open_scratch(settings: Settings | None = None) -> duckdb.DuckDBPyConnection:
     By default DuckDB would spill to `.tmp` in the working directory, where a killed process leaves
     it.
     """
-    return duckdb.connect(config={"temp_directory": str(spill_directory()), **(settings or {})})
+    config = {"temp_directory": str(spill_directory()), **(settings or {})}
+    # Without access to files, the directory can't be set any more.
+    has_access = config.pop("enable_external_access", True)
+    connection = duckdb.connect(config=config)
+    if not has_access:
+        connection.execute("SET enable_external_access = false")
+    return connection

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.scratch import open_scratch
 from ajet_sdk.trace.writer import TraceWriter
@@ -38,3 +40,13 @@ def test_each_reader_of_a_trace_has_a_place_of_its_own(
         places.append(row["place"])
     assert len(set(places)) == 2
     assert not any(Path(place).is_relative_to(tmp_path) for place in places)
+
+
+def test_sql_without_access_to_files_may_spill_and_reads_none(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("a\n1\n")
+    with open_scratch(SETTINGS) as connection:
+        with pytest.raises(duckdb.PermissionException):
+            connection.execute(f"FROM '{file}'")
+        [place] = connection.execute("SELECT current_setting('temp_directory')").fetchone() or ()
+    assert not Path(place).is_relative_to(Path.cwd())
