@@ -121,7 +121,7 @@ class Lora(Section):
     r: int = key(
         16,
         "Rank of the adapter; also with backbone tinker, and trinity without GPUs, which always"
-        " train one.",
+        " train one. Up to 512 with vLLM.",
         ge=1,
     )
     alpha: int = key(32, "Scaling of the adapter: its update is multiplied by alpha / r.", ge=1)

@@ -27,6 +27,7 @@ from ajet_sdk.engines.vllm.engine import (
     settings_of,
 )
 from ajet_sdk.engines.vllm.sampler import VllmSampler
+from ajet_sdk.engines.vllm.server import LARGEST_RANK
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.estimate import estimate
@@ -286,9 +287,6 @@ def _vllm_sampler(
 _EMBEDDING = "output_embedding.safetensors"
 _REST = "model-00001-of-00001.safetensors"
 
-_LARGEST_RANK = 512
-"""Largest rank of an adapter that vLLM serves."""
-
 
 @dataclass(frozen=True)
 class ServedWeights:
@@ -301,11 +299,8 @@ class ServedWeights:
     @property
     def lora_rank(self) -> int | None:
         """Rank of the served adapter; None if full weights are served."""
-        if self._lora:
-            lora = getattr(self.model, "active_peft_config", None)
-        else:
-            lora = None
-        if lora is None or lora.r > _LARGEST_RANK:
+        lora = getattr(self.model, "active_peft_config", None) if self._lora else None
+        if lora is None or lora.r > LARGEST_RANK:
             return None
         unsupported = (
             lora.use_dora,

@@ -71,6 +71,38 @@ def test_the_number_of_parameters_is_that_of_transformers(kind: str, sizes: dict
     assert shape.parameters == pytest.approx(model.num_parameters(), rel=0.01)
 
 
+@pytest.mark.slow
+def test_the_number_of_an_adapters_parameters_is_that_of_peft() -> None:
+    import torch
+    import transformers
+
+    from ajet_sdk.engines.local.loading import add_adapter
+
+    sizes = {name: value for name, value in QWEN_7B.items() if name != "model_type"}
+    config = transformers.Qwen2Config(**sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        adapted = add_adapter(model, 16, 32, "all-linear")
+    trained = sum(value.numel() for value in adapted.parameters() if value.requires_grad)
+    assert shape_of(QWEN_7B).adapter_parameters(16) == trained
+
+
+def test_an_adapter_of_the_largest_model_fits_eight_gpus_where_all_weights_do_not() -> None:
+    full = with_changes(
+        job(gpus=8, tensor_parallel_size=4),
+        {"trainer_common.ulysses_sequence_parallel_size": 4},
+    )
+    adapter = with_changes(full, {"model.lora.enabled": True})
+    shape = shape_of(QWEN_72B)
+    assert plan(full, shape).problems != []
+    made = plan(adapter, shape)
+    assert made.problems == []
+    (_, trainer) = made.cards
+    assert trainer.parts["weights"] == pytest.approx(2 * shape.parameters / 4, rel=0.01)
+    assert trainer.parts["optimizer"] < 1e9
+    assert trainer.parts["gradients"] < 1e9
+
+
 def test_the_positions_reach_further_with_yarn() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     assert shape_of(QWEN_7B).context == 32768

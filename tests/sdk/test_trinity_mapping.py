@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -38,7 +39,7 @@ READ_BY_US = {
         "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",
         "trainer_common.save_trajectory_as_json_file",
     },
-    "other backbones": {"debug.", "model.api_key_env", "model.lora.", "tinker.", "swarm."},
+    "other backbones": {"debug.", "model.api_key_env", "tinker.", "swarm."},
 }  # fmt: skip
 """Keys and sections that Trinity need not know of, by who reads them. Everything else is the
 mapping's."""
@@ -71,6 +72,9 @@ CHANGED: dict[str, Any] = {
 """Values for keys of which not every other value matters, or is allowed."""
 
 BESIDE: dict[str, dict[str, Any]] = {
+    "model.lora.r": {"model": {"lora": {"enabled": True}}},
+    "model.lora.alpha": {"model": {"lora": {"enabled": True}}},
+    "model.lora.target_modules": {"model": {"lora": {"enabled": True}}},
     "rollout.val_kwargs.num_repeat": {
         "rollout": {"val_kwargs": {"do_sample": True, "temperature": 1.0}}
     },
@@ -443,13 +447,62 @@ def test_what_the_tinker_api_cannot_do_is_refused_without_gpus(
         mapped(CPU, ours)
 
 
-def test_an_adapter_is_refused_on_gpus_since_it_would_never_be_sampled() -> None:
-    with pytest.raises(
-        ConfigError, match=r"model\.lora: .*set model\.lora\.enabled: false, or use backbone local"
-    ):
-        mapped({"model": {"lora": {"enabled": True}}})
-    with pytest.raises(ConfigError, match=r"trinity\.model\.lora_configs: "):
+def test_an_adapter_of_gpus_has_the_settings_of_the_config() -> None:
+    lora = {"enabled": True, "r": 24, "alpha": 48, "target_modules": ["q_proj", "mlp.up_proj"]}
+    made = mapped({"model": {"lora": lora, "dtype": "bfloat16"}})
+    (adapter,) = made["model"]["lora_configs"]
+    assert (adapter["lora_rank"], adapter["lora_alpha"]) == (24, 48)
+    names = {
+        "model.layers.0.self_attn.q_proj": True,
+        "q_proj": True,
+        "model.layers.0.mlp.up_proj": True,
+        "model.layers.0.self_attn.kq_proj": False,
+        "model.layers.0.experts.up_proj": False,
+        "model.layers.0.mlpxup_proj": False,
+    }
+    pattern = adapter["target_modules"]
+    assert {name: bool(re.fullmatch(pattern, name)) for name in names} == names
+    assert made["synchronizer"]["sync_method"] == "memory"
+    assert made["trainer"]["save_hf_checkpoint"] == "never"
+    assert made["explorer"]["rollout_model"]["enable_runtime_lora_updating"] is True
+    actor = made["trainer"]["trainer_config"]["actor_rollout_ref"]["actor"]
+    assert actor["fsdp_config"]["model_dtype"] == "bf16"
+
+
+def test_all_linear_layers_stay_a_word_of_peft() -> None:
+    made = mapped({"model": {"lora": {"enabled": True}}})
+    assert made["model"]["lora_configs"][0]["target_modules"] == "all-linear"
+
+
+@pytest.mark.parametrize(
+    ("trinity", "named"),
+    [
+        ({"model": {"lora_configs": [{"lora_rank": 8}]}}, "model.lora_configs"),
+        ({"synchronizer": {"sync_method": "nccl"}}, "synchronizer.sync_method"),
+        ({"synchronizer": {"sync_method": "checkpoint"}}, "synchronizer.sync_method"),
+        ({"trainer": {"trainer_strategy": "megatron"}}, "trainer.trainer_strategy"),
+        (
+            {"explorer": {"rollout_model": {"enable_runtime_lora_updating": False}}},
+            "explorer.rollout_model.enable_runtime_lora_updating",
+        ),
+        ({"explorer": {"rollout_model": {"engine_type": "sglang"}}}, "engine_type"),
+    ],
+)
+def test_what_would_sample_or_hand_over_another_adapter_is_refused(
+    trinity: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"trinity\.(.*\.)?{re.escape(named)}: "):
+        mapped({"model": {"lora": {"enabled": True}}}, trinity=trinity)
+
+
+def test_an_adapter_under_trinity_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trinity\.model\.lora_configs: .*model\.lora"):
         mapped(trinity={"model": {"lora_configs": [{"lora_rank": 8}]}})
+
+
+def test_a_rank_that_vllm_cannot_serve_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.lora\.r: 513"):
+        mapped({"model": {"lora": {"enabled": True, "r": 513}}})
 
 
 def test_everything_that_cant_be_honoured_is_told_at_once() -> None:

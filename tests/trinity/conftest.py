@@ -10,17 +10,24 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRINITY_LOG_LEVEL", "ERROR")
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ajet_sdk.backbones.trinity.without_vllm import install
+from ajet_sdk.backbones.trinity.without_vllm import stand_in
+from ajet_sdk.cluster.code import install_code
 
-from .experiments import Experiment
+from .experiments import ROOT, Experiment
 
-install()
+install_code()
+try:
+    import_module("vllm.entrypoints.chat_utils")
+except ImportError:  # no vLLM, or none that Trinity's own module can be imported with
+    stand_in()
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +52,25 @@ def nodes() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Ray node that says it has three GPUs, and whose processes take the CPU for one."""
+    from ray.cluster_utils import Cluster
+
+    shim = Path(__file__).parent / "verl_cpu"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AJET_TEST_MARK", uuid.uuid4().hex)
+        environment.setenv("AJET_TEST_PLAIN_PATH", str(ROOT))
+        environment.setenv("AJET_TEST_VLLM", str(tmp_path_factory.mktemp("vllm")))
+        environment.setenv("PYTHONPATH", os.pathsep.join([str(shim), str(ROOT)]))
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 8, "num_gpus": 3, "include_dashboard": False},
+        )
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture

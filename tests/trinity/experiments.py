@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -151,6 +152,38 @@ class Experiment:
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.5)
         return left
+
+
+def begin_on_devices(
+    folder: Path,
+    model: Path,
+    questions: Sequence[str],
+    cluster: Any,
+    config: Mapping[str, Any],
+    trinity: Mapping[str, Any],
+    *more: str,
+) -> Experiment:
+    """Begin a run on the cluster of the fixture `gpus`, with the settings of GPUs."""
+    on_cpu = {"synchronizer": {"sync_method": "memory"}}  # NCCL is what the CPU has not
+    one = Experiment(
+        folder,
+        model,
+        questions,
+        config,
+        {"trinity": merged(on_cpu, trinity)},
+        environment={"PYTHONPATH": os.environ["PYTHONPATH"]},
+        mark=os.environ["AJET_TEST_MARK"],
+    )
+    one.start("--with-ray-cluster", cluster.address, *more)
+    return one
+
+
+def kill_engines(one: Experiment) -> None:
+    """Ray kills an actor's children, but not their children."""
+    assert one.process is not None
+    for pid, command in one.processes().items():
+        if "vllm" in command or pid == one.process.pid:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _state(place: Path) -> str:

@@ -42,6 +42,11 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         "model": {
             "path": "org/model",
             "dtype": draw(st.sampled_from(["auto", "float32", "bfloat16", "float16"])),
+            "lora": {
+                "enabled": draw(st.booleans()),
+                "r": draw(st.integers(1, 512)),
+                "target_modules": draw(st.sampled_from(["all-linear", ["q_proj", "o_proj"]])),
+            },
         },
         "data": {"train_batch_size": batch},
         "rollout": {
@@ -143,6 +148,28 @@ def test_what_we_take_trinitys_validators_take(
         cluster.trainer_node_num * cluster.trainer_gpu_num_per_node == cluster.trainer_gpu_num >= 1
     )
     assert config.algorithm.sample_strategy_args["ranks"] == cluster.trainer_gpu_num
+
+
+@pytest.mark.parametrize(("rank", "maximum"), [(4, 8), (16, 16), (100, 128), (512, 512)])
+def test_engines_have_room_for_the_adapters_of_every_version_in_flight(
+    tmp_path: Path, rank: int, maximum: int
+) -> None:
+    """And no model is made, as Trinity would for an adapter that nobody uses."""
+    document = {
+        "backbone": "trinity",
+        "experiment_name": "job",
+        "model": {"path": "org/model", "lora": {"enabled": True, "r": rank}},
+        "rollout": {"max_staleness": 3},
+        "trainer_common": {"n_gpus_per_node": 8},
+    }
+    config = validate_config({**mapped(document), "checkpoint_root_dir": str(tmp_path)})
+    model = config.explorer.rollout_model
+    assert model.enable_lora
+    assert model.enable_runtime_lora_updating
+    assert model.lora_kwargs["max_lora_rank"] == maximum
+    assert model.lora_kwargs["max_loras"] == 3 + 2
+    assert config.synchronizer.sync_method.value == "memory"
+    assert not list(tmp_path.rglob("dummy_lora"))
 
 
 AUXILIARY = {"model_path": "org/judge", "engine_num": 1, "tensor_parallel_size": 1}
@@ -292,7 +319,11 @@ def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(
     """verl cuts a batch into mini-batches of a fixed size, and refuses one that this does not
     divide."""
     pytest.importorskip("verl", reason="needs verl: just install-trinity")
-    pytest.importorskip("vllm", reason="Trinity's actors over verl import vLLM")
+    pytest.importorskip(
+        "vllm.entrypoints.chat_utils",
+        reason="Trinity's actors over verl import vLLM up to 0.23",
+        exc_type=ImportError,
+    )
     import torch
     from tensordict import TensorDict
     from trinity.trainer.verl.config import build_verl_config

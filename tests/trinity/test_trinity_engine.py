@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,26 @@ from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError
 
-vllm = pytest.importorskip("vllm", reason="needs vLLM 0.23, see CONTRIBUTING.md")
-trinitys = pytest.importorskip(
-    "trinity.common.models.vllm_model",
+pytest.importorskip(
+    "vllm.entrypoints.chat_utils",
     reason="needs vLLM 0.23, see CONTRIBUTING.md",
     exc_type=ImportError,
 )
+vllm = pytest.importorskip("vllm")
+trinitys = pytest.importorskip("trinity.common.models.vllm_model")
 
 
 class Started(Exception):
     """The engine would start now."""
 
 
+@pytest.mark.parametrize("has_adapter", [False, True])
 def test_trinitys_model_takes_the_engines_arguments(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_adapter: bool
 ) -> None:
     """`prepare` is Trinity's, and the arguments are vLLM's own class: a key given twice or unknown
     is a TypeError."""
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0")  # set back afterwards
     asked: list[Any] = []
 
     def start(arguments: Any) -> Any:
@@ -46,7 +50,11 @@ def test_trinitys_model_takes_the_engines_arguments(
             "ajet": {
                 "backbone": "trinity",
                 "experiment_name": "job",
-                "model": {"path": str(tiny), "dtype": "float32"},
+                "model": {
+                    "path": str(tiny),
+                    "dtype": "float32",
+                    "lora": {"enabled": has_adapter, "r": 24},
+                },
                 "rollout": {
                     "max_model_len": 512,
                     "max_num_seqs": 24,
@@ -72,9 +80,13 @@ def test_trinitys_model_takes_the_engines_arguments(
     assert (arguments.model, arguments.dtype, arguments.seed) == (str(tiny), "float32", 11)
     assert (arguments.max_model_len, arguments.max_num_seqs) == (512, 24)
     assert (arguments.tensor_parallel_size, arguments.gpu_memory_utilization) == (1, 0.6)
-    assert arguments.create_engine_config().model_config.logprobs_mode == "processed_logprobs", (
-        "vLLM takes them"
-    )
+    engine = arguments.create_engine_config()
+    assert engine.model_config.logprobs_mode == "processed_logprobs", "vLLM takes them"
+    if has_adapter:
+        assert (engine.lora_config.max_lora_rank, engine.lora_config.max_loras) == (32, 2)
+        assert os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    else:
+        assert engine.lora_config is None
 
 
 def test_an_argument_that_trinity_gives_itself_is_refused_at_the_desk() -> None:

@@ -85,3 +85,31 @@ def test_a_node_that_goes_takes_no_record_with_it(
 def _calls(file: Path) -> set[str]:
     with open_trace(file) as trace:
         return {row["call_id"] for row in trace.query("SELECT call_id FROM calls").to_pylist()}
+
+
+def test_a_node_that_takes_the_trainer_with_it_is_named_and_the_run_is_taken_up(
+    experiment: Callable[..., Experiment],
+) -> None:
+    """Trinity's actors ask for a CPU each, which only the second node has."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    try:
+        second = cluster.add_node(num_cpus=4)
+        one = experiment(["single 1", "turns 2"], {"trainer_common": {"total_steps": 12}})
+        one.start("--with-ray-cluster", cluster.address)
+        one.until(lambda: one.steps_saved() >= 1)
+        cluster.remove_node(second, allow_graceful=False)
+        assert one.wait() == 1, one.output()
+        (message,) = [line for line in one.output().splitlines() if "TrainingError" in line]
+        lost = ("explorer", "trainer", "synchronizer", "explorer_rollout_model_0_0")
+        for named in (second.node_ip_address, *lost, "--resume"):
+            assert named in message
+        cluster.add_node(num_cpus=4)
+        one.start("--with-ray-cluster", cluster.address, "--resume")
+        assert one.wait() == 0, one.output()
+        assert one.steps_saved() == 12
+    finally:
+        cluster.shutdown()

@@ -3,9 +3,6 @@ Trinity between."""
 
 from __future__ import annotations
 
-import os
-import signal
-import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,31 +22,12 @@ from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace
 from tests.oracle import gradients, local_loss
 
-from .experiments import ROOT, Experiment
+from .experiments import Experiment, begin_on_devices, kill_engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SHIM = Path(__file__).parent / "verl_cpu"
 STEPS = 3
 TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.05}
-
-
-@pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A Ray node that says it has three GPUs, and whose processes take the CPU for one."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AJET_TEST_MARK", uuid.uuid4().hex)
-        environment.setenv("AJET_TEST_PLAIN_PATH", str(ROOT))
-        environment.setenv("AJET_TEST_VLLM", str(tmp_path_factory.mktemp("vllm")))
-        environment.setenv("PYTHONPATH", os.pathsep.join([str(SHIM), str(ROOT)]))
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 8, "num_gpus": 3, "include_dashboard": False},
-        )
-        yield cluster
-        cluster.shutdown()
 
 
 def begun(folder: Path, model: Path, cluster: Any, **rollout_model: Any) -> Experiment:
@@ -66,29 +44,8 @@ def begun(folder: Path, model: Path, cluster: Any, **rollout_model: Any) -> Expe
             **TERMS,
         },
     }
-    trinity = {
-        "synchronizer": {"sync_method": "memory"},  # NCCL is what the CPU has not
-        "explorer": {"rollout_model": {"extra_engine_args": rollout_model}},
-    }
-    one = Experiment(
-        folder,
-        model,
-        ["turns 1", "fork 1"],
-        config,
-        {"trinity": trinity},
-        environment={"PYTHONPATH": os.environ["PYTHONPATH"]},
-        mark=os.environ["AJET_TEST_MARK"],
-    )
-    one.start("--with-ray-cluster", cluster.address)
-    return one
-
-
-def end(one: Experiment) -> None:
-    """Ray kills an actor's children, but not their children."""
-    assert one.process is not None
-    for pid, command in one.processes().items():
-        if "vllm" in command or pid == one.process.pid:
-            os.kill(pid, signal.SIGKILL)
+    trinity = {"explorer": {"rollout_model": {"extra_engine_args": rollout_model}}}
+    return begin_on_devices(folder, model, ["turns 1", "fork 1"], cluster, config, trinity)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +55,7 @@ def run(gpus: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         assert one.wait(1500) == 0, one.output()
     finally:
-        end(one)
+        kill_engines(one)
     yield one
 
 
@@ -178,7 +135,7 @@ def test_weights_that_do_not_arrive_stop_the_run_with_the_cause(
         one.until(lambda: one.steps_saved() >= 1, 900)
         assert one.wait(120) != 0
     finally:
-        end(one)
+        kill_engines(one)
     said = one.output()
     assert "the weights were lost on their way" in said and "Traceback" not in said
     assert str(one.trinity / "log") in said

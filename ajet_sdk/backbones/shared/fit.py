@@ -2,7 +2,8 @@
 
 The sizes are those of the default trainers: FSDP over all training GPUs, with float32 weights,
 gradients and AdamW states, passes in 16 bits, checkpointed activations (Rajbhandari et al. 2020,
-ZeRO, section 3 and 5.3, stage 3), and vLLM engines in 16 bits.
+ZeRO, section 3 and 5.3, stage 3), and vLLM engines in 16 bits. Of a LoRA adapter, the base model is
+in 16 bits and has neither gradients nor states.
 """
 
 from __future__ import annotations
@@ -139,6 +140,9 @@ def fit(
     states, activations = _trainer_parts(config, shape, max(1, trainer_gpus), longest)
     share = rollout.gpu_memory_utilization or (0.5 if colocated else 0.85)
     weights = 2.0 * shape.parameters / parallel
+    if config.model.lora.enabled:
+        versions = rollout.max_staleness + 2
+        weights += versions * 2.0 * shape.adapter_parameters(config.model.lora.r) / parallel
     room = memory * share - weights - _ENGINE
     kv_tokens = max(0, int(room / shape.kv_bytes(parallel)))
     trainer = Card("trainer", trainer_gpus, {**states, **activations})
@@ -149,7 +153,7 @@ def fit(
     )
     if room <= 0:
         problems.append(
-            f"an engine's GPU needs {_gb(weights)} for weights ({_gb(2.0 * shape.parameters)} in 16"
+            f"an engine's GPU needs {_gb(weights)} for weights ({_gb(weights * parallel)} in 16"
             f" bits over {parallel}) and {_gb(_ENGINE)} for activations; {share:.0%} of"
             f" {_gb(memory)} are {_gb(memory * share)}"
         )
@@ -179,13 +183,22 @@ def _trainer_parts(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes of a training GPU: those that stay, and those of a pass."""
     common = config.trainer_common
+    lora = config.model.lora
     parameters = float(shape.parameters)
-    states = {"weights": 4 * parameters / gpus, "optimizer": 8 * parameters / gpus}
+    trained = parameters
+    frozen = 0.0
+    if lora.enabled:
+        trained = float(shape.adapter_parameters(lora.r))
+        frozen = parameters
+    states = {
+        "weights": (4 * trained + 2 * frozen) / gpus,
+        "optimizer": 8 * trained / gpus,
+    }
     if common.fsdp_config.param_offload:
         states["weights"] = 0.0
     if common.fsdp_config.optimizer_offload:
         states["optimizer"] = 0.0
-    if common.use_kl_loss:
+    if common.use_kl_loss and not lora.enabled:  # the base model without its adapter
         states["reference"] = 4 * parameters / gpus
     states["reserve"] = _RESERVE
     tokens = max(common.micro_batch_tokens or MICRO_BATCH_TOKENS, longest)
@@ -196,7 +209,7 @@ def _trainer_parts(
     # Two layers are gathered at once, the next one while the present one is computed.
     gathered = 2.0 * (2 * shape.layer_parameters + shape.embedding_parameters)
     activations = {
-        "gradients": 4 * parameters / gpus,
+        "gradients": 4 * trained / gpus,
         "gathered layers": gathered if gpus > 1 else 2 * parameters,
         "activations": _GAPS * tokens * (kept + layer),
         "logits": _GAPS * tokens * float(_LOGIT_BYTES * shape.vocabulary),

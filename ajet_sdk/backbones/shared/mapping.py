@@ -103,9 +103,8 @@ def value_at(mapping: Mapping[str, object], path: str) -> Any:
     return value
 
 
-def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> list[str]:
-    """Errors for keys that neither Trinity nor verl supports, for messages on `trainer`. `lora`: it
-    trains adapters."""
+def unsupported_keys(config: Config, trainer: str) -> list[str]:
+    """Errors for keys that neither Trinity nor verl supports, for messages on `trainer`."""
     model = config.model
     wrong = []
     if config.trainer_common.algorithm.use_kl_in_reward:
@@ -137,25 +136,7 @@ def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> lis
         wrong.append(
             f"model.base_url and model.scripted: {trainer} trains model weights; set model.path"
         )
-    if model.lora.enabled and not lora:
-        wrong.append(
-            f"model.lora: {_NO_LORA.format(trainer)}; set model.lora.enabled: false, or use"
-            " backbone local"
-        )
     return wrong
-
-
-_NO_LORA = "{} samples without the adapter, and exports a model that transformers cannot load"
-
-
-def refuse_lora(mapping: Mapping[str, object], trainer: str, *paths: str) -> None:
-    """Raise ConfigError if one of the trainer's keys for LoRA adapters is set."""
-    for path in paths:
-        if value_at(mapping, path):
-            raise ConfigError(
-                f"{trainer.lower()}.{path}: {_NO_LORA.format(trainer)}; leave it out, or use"
-                " backbone local"
-            )
 
 
 def refuse(backbone: str, wrong: list[str]) -> None:

@@ -59,6 +59,16 @@ class ModelShape:
         """All parameters, without norms and biases: 0.1 % of a model."""
         return self.layers * self.layer_parameters + self.embedding_parameters
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of a LoRA adapter of all linear layers but the output layer. Those of experts
+        are no layers of their own in transformers, and get none."""
+        queries = self.heads * self.head_size
+        keys = self.kv_heads * self.head_size
+        ends = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
+        if self.experts == 1:
+            ends += self.matrices * (self.hidden + self.inner)
+        return self.layers * rank * ends
+
     def kv_bytes(self, tensor_parallel: int = 1) -> int:
         """Bytes of keys and values of one token on each of `tensor_parallel` GPUs, in 16 bits."""
         heads = max(1, -(-self.kv_heads // tensor_parallel))

@@ -7,7 +7,9 @@ Trinity's own scheduler replaces a dead runner, but loses its task and waits unt
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import deque
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,12 @@ from trinity.trainer.trainer import Trainer
 
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
+from ajet_sdk.backbones.trinity.adapters import (
+    checkpoint_adapter,
+    handed_over,
+    load_adapter,
+    versions_in_use,
+)
 from ajet_sdk.backbones.trinity.pictures import install as send_pictures
 from ajet_sdk.cluster.mailbox import mailbox_of
 
@@ -30,6 +38,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from ray.actor import ActorHandle
     from tinker import RestClient
+
+_ADAPTER_TRAINER = "ajet_sdk.backbones.trinity.adapter_trainer"
+"""Loaded where it is used: it needs verl, which a machine without GPUs may lack."""
 
 _LIVES = 4
 """Maximum runners that a task may crash before it counts as failed."""
@@ -51,6 +62,9 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
     `max_staleness` updates older than those that it will be trained with, so that no token is too
     old. Trinity alone bounds only the number of batches in flight, and its lead grows.
     """
+
+    model_version: int
+    """Updates behind the engines' weights; -1 until they are known."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -116,7 +130,39 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
                 newest = await self.synchronizer.get_latest_model_version.remote()
                 if newest <= self.model_version:
                     return
-            await super()._pull_latest_weights()
+            if self.enable_lora:
+                await self._pull_latest_adapter()
+            else:
+                await super()._pull_latest_weights()
+
+    async def _pull_latest_adapter(self) -> None:
+        """Wait for an adapter that is newer than the present one, and load it. Before the first
+        update an adapter changes nothing, and the base model is the policy."""
+        present = self.model_version
+        newest = await self.synchronizer.wait_new_model_state_dict.remote(current_version=present)
+        if newest > max(0, present):
+            job = Path(self.config.checkpoint_job_dir)
+            await self._load_adapter(newest, handed_over(job, newest))
+        self.model_version = max(newest, present)
+
+    async def _load_adapter(self, version: int, directory: Path) -> None:
+        """Load an adapter into all engines, and remove the files of those that they need no
+        more."""
+        kept = versions_in_use(self.config)
+        unloaded = await asyncio.gather(
+            *(load_adapter(engine, directory, version, kept) for engine in self.models)
+        )
+        job = Path(self.config.checkpoint_job_dir)
+        for old in set().union(*unloaded):
+            await asyncio.to_thread(shutil.rmtree, handed_over(job, old).parent, ignore_errors=True)
+
+    async def _checkpoint_weights_update(self, step_num: int | None = None) -> int:
+        if not self.enable_lora:
+            return int(await super()._checkpoint_weights_update(step_num=step_num))
+        assert step_num is not None, "benchmark() names the step"
+        job = Path(self.config.checkpoint_job_dir)
+        await self._load_adapter(step_num, checkpoint_adapter(job, step_num))
+        return step_num
 
     async def prepare(self) -> None:
         # In this actor's process only, where Trinity starts the coordinator by this name.
@@ -221,6 +267,11 @@ class _LateDeletion:
 
 class WholeBatchTrainer(Trainer):  # type: ignore[misc]
     """A Ray actor, started like Trinity's own."""
+
+    def __init__(self, config: Config) -> None:
+        if config.trainer.trainer_type == "verl" and config.model.lora_configs:
+            import_module(_ADAPTER_TRAINER).train_adapter()
+        super().__init__(config)
 
     async def prepare(self) -> None:
         if self.config.trainer.trainer_type == "verl":

@@ -22,6 +22,7 @@ from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import Rollouts, resume_at, saved_step
 from ajet_sdk.backbones.shared.validation import Validation, validation_tasks
+from ajet_sdk.backbones.trinity.adapters import checkpoint_adapter
 from ajet_sdk.backbones.trinity.handover import open_handover
 from ajet_sdk.backbones.trinity.launch import (
     environment,
@@ -94,7 +95,7 @@ class _Run(ClusterRun):
         check_shape(self.config)
         place = await self.place(
             TrinityPlace,
-            lora=self.cpu,
+            lora=self.cpu or self.config.model.lora.enabled,
             tasks=self.store / self.job.run_id / "tasks",
             flash_attention=find_spec("flash_attn") is not None,
             is_given=self.job.swarm is not None,
@@ -244,8 +245,8 @@ def _state(place: TrinityPlace) -> Path:
 
 
 def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
-    """The newest checkpoint in transformers format, with the learner's adapter merged. Raises
-    TrainingError if there is none."""
+    """The newest checkpoint in transformers format, with the adapter merged, if one was trained.
+    Raises TrainingError if there is none."""
 
     def step(path: Path) -> int:
         return int(path.name.removeprefix("global_step_"))
@@ -253,11 +254,12 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
     for checkpoint in sorted(place.directory.glob("global_step_*"), key=step, reverse=True):
         model = checkpoint / "actor" / "huggingface"
         pointer = checkpoint / "remote_checkpoint_path.txt"
+        adapter = checkpoint_adapter(place.directory, step(checkpoint))
         if cpu and pointer.exists():
-            adapter = load_model(
-                Checkpoints(_state(place)).find(pointer.read_text().strip()), device="cpu"
-            )
-            return export(place.directory / "merged", adapter, HFTokenizer(place.model).hf)
+            adapter = Checkpoints(_state(place)).find(pointer.read_text().strip())
+        if adapter.is_dir():
+            adapted = load_model(adapter, device="cpu")
+            return export(place.directory / "merged", adapted, HFTokenizer(place.model).hf)
         if (model / "config.json").exists() and any(model.glob("*.safetensors")):
             return model
     raise TrainingError(

@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ajet_sdk.backbones.shared.failure import failure_of
+from ajet_sdk.backbones.shared.nodes import Placement
 from ajet_sdk.backbones.shared.steps import saved_step
+from ajet_sdk.backbones.trinity.adapters import versions_in_use
+from ajet_sdk.engines.vllm.server import maximum_rank
 from ajet_sdk.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
@@ -138,6 +141,11 @@ def validate_config(mapping: dict[str, object]) -> TrinityConfig:
     ranks = _ranks(config)
     config.algorithm.advantage_fn_args["multiple_of"] = ranks
     config.algorithm.sample_strategy_args["ranks"] = ranks
+    sampler = config.explorer.rollout_model
+    if sampler.enable_lora:
+        # Trinity has one place, of the adapter's own rank, which vLLM may not know as a maximum.
+        sampler.lora_kwargs["max_loras"] = versions_in_use(config)
+        sampler.lora_kwargs["max_lora_rank"] = maximum_rank(sampler.lora_kwargs["max_lora_rank"])
     return config
 
 
@@ -181,25 +189,28 @@ async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -
 
     ours = import_module(_ACTORS)
     logs = Path(config.log.save_dir)
-    async with _actors(config, ours.SteadyExplorer, ours.WholeBatchTrainer) as (explorer, trainer):
-        with _raise_ray_errors(logs):
-            await _all(explorer.prepare.remote(), trainer.prepare.remote())
-            nccl = config.synchronizer.sync_method == SyncMethod.NCCL
-            if nccl:
-                await Synchronizer.get_actor(
-                    namespace=config.ray_namespace
-                ).coordinate_weight_sync_setup.remote()
-                await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
-            else:  # in this order: the explorer of a resumed run would take the initial weights at once
-                await trainer.sync_weight.remote()
-                await explorer.sync_weight.remote()
-            exploring = asyncio.ensure_future(_with_engines(explorer.explore.remote(), config))
-            training = asyncio.ensure_future(_wait_for(trainer.train.remote()))
-            try:
-                await _until_ended(exploring, training, updates, config.trainer.total_steps, logs)
-            finally:
-                exploring.cancel()
-                training.cancel()
+    async with (
+        _actors(config, ours.SteadyExplorer, ours.WholeBatchTrainer) as (explorer, trainer),
+        _raise_ray_errors(logs) as placement,
+    ):
+        await _all(explorer.prepare.remote(), trainer.prepare.remote())
+        await placement.add(_named_actors(config))
+        nccl = config.synchronizer.sync_method == SyncMethod.NCCL
+        if nccl:
+            await Synchronizer.get_actor(
+                namespace=config.ray_namespace
+            ).coordinate_weight_sync_setup.remote()
+            await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
+        else:  # in this order: the explorer of a resumed run would take the initial weights at once
+            await trainer.sync_weight.remote()
+            await explorer.sync_weight.remote()
+        exploring = asyncio.ensure_future(_with_engines(explorer.explore.remote(), config))
+        training = asyncio.ensure_future(_wait_for(trainer.train.remote()))
+        try:
+            await _until_ended(exploring, training, updates, config.trainer.total_steps, logs)
+        finally:
+            exploring.cancel()
+            training.cancel()
     done = saved_step(Path(config.checkpoint_job_dir))
     if done < config.trainer.total_steps:
         raise TrainingError(_stop_message("trainer", done, config.trainer.total_steps, logs))
@@ -210,8 +221,9 @@ async def explore_only(config: TrinityConfig) -> None:
     TrainingError."""
     logs = Path(config.log.save_dir)
     async with _actors(config, import_module(_ACTORS).SteadyExplorer) as (explorer,):
-        with _raise_ray_errors(logs):
+        async with _raise_ray_errors(logs) as placement:
             await explorer.prepare.remote()
+            await placement.add(_named_actors(config))
             if config.mode == "bench":
                 await _with_engines(explorer.benchmark.remote(), config)
                 return
@@ -255,16 +267,22 @@ async def _with_engines(exploring: Awaitable[object], config: TrinityConfig) -> 
         watching.cancel()
 
 
-def _engines(config: TrinityConfig) -> list[ActorHandle]:
-    """The actors of the policy's engines and of auxiliary models'."""
+def _named_actors(config: TrinityConfig) -> dict[str, ActorHandle]:
+    """The actors of a job by their names: explorer, trainer, synchronizer, engines, and others."""
     import ray
     from ray.util import list_named_actors
 
-    actors = list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in actors if actor["namespace"] == config.ray_namespace]
-    return [
-        ray.get_actor(name, namespace=config.ray_namespace) for name in names if "_model_" in name
-    ]
+    actors = {}
+    for actor in list_named_actors(all_namespaces=True):
+        if actor["namespace"] == config.ray_namespace:
+            with contextlib.suppress(ValueError):  # it has just ended
+                actors[actor["name"]] = ray.get_actor(actor["name"], namespace=config.ray_namespace)
+    return actors
+
+
+def _engines(config: TrinityConfig) -> list[ActorHandle]:
+    """The actors of the policy's engines and of auxiliary models'."""
+    return [actor for name, actor in _named_actors(config).items() if "_model_" in name]
 
 
 async def _until_dead(engines: Sequence[ActorHandle]) -> None:
@@ -312,17 +330,20 @@ def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
     )
 
 
-@contextlib.contextmanager
-def _raise_ray_errors(logs: Path) -> Iterator[None]:
-    """Convert Ray's errors to TrainingError, with the first cause: a dead process, else an error in
-    the logs."""
+@asynccontextmanager
+async def _raise_ray_errors(logs: Path) -> AsyncIterator[Placement]:
+    """Convert Ray's errors to TrainingError, with the first cause: a lost node, a dead process,
+    else an error in the logs."""
     import ray
 
+    placement = Placement()
     try:
-        yield
+        yield placement
     except ray.exceptions.RayError as error:
         failure = failure_of(str(error))
-        message = None if failure.died else first_error(logs)
+        message = await placement.loss(error)
+        if not message and not failure.died:
+            message = first_error(logs) or ""
         raise TrainingError(
             f"Trinity failed: {message or f'{failure} (Trinity logs to {logs})'}"
         ) from error

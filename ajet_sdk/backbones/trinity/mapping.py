@@ -7,6 +7,7 @@ and verl with vLLM.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from ajet_sdk.backbones.shared.mapping import (
     mixed_precision,
     optimizer,
     refuse,
-    refuse_lora,
     reply_and_prompt,
     unsupported_keys,
     value_at,
@@ -29,6 +29,7 @@ from ajet_sdk.backbones.shared.mapping import (
 from ajet_sdk.backbones.trinity.placement import engines, misplaced
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.config.objective import objective_of
+from ajet_sdk.engines.vllm.server import LARGEST_RANK
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ def is_on_cpu(config: Config) -> bool:
     return config.trainer_common.n_gpus_per_node == 0
 
 
+def trains_adapter(config: Config) -> bool:
+    """Whether verl trains a LoRA adapter. Without GPUs, ajet's learner always trains one."""
+    return config.model.lora.enabled and not is_on_cpu(config)
+
+
 def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
     """The Trinity config of a run of `config` at `place`; the root `trinity:` of the file takes
     precedence.
@@ -92,7 +98,7 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
         "explorer": _explorer(config, place),
         "trainer": _trainer(config, place),
         "synchronizer": {
-            "sync_method": "memory" if is_on_cpu(config) else "nccl",
+            "sync_method": "memory" if is_on_cpu(config) or trains_adapter(config) else "nccl",
             "sync_style": _sync_style(config),
             "sync_interval": 1,
             "sync_timeout": 3600,
@@ -102,9 +108,9 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
             "monitor_args": {"run_id": place.run_id},
         },
     }
-    whole = merge_root(computed, config, "trinity", _OURS)
+    ours = _OURS | _OURS_OF_ADAPTER if trains_adapter(config) else _OURS
+    whole = merge_root(computed, config, "trinity", ours)
     _bound_staleness(whole, config)
-    refuse_lora(whole, "Trinity", "model.lora_configs")
     return whole
 
 
@@ -115,6 +121,7 @@ _OURS = {
     "continue_from_checkpoint": "",
     "checkpoint_root_dir": "trainer_common.checkpoint_base_dir",
     "model.model_path": "model.path",
+    "model.lora_configs": "model.lora",
     "model.temperature": "rollout.temperature",
     "model.top_p": "rollout.top_p",
     "model.top_k": "rollout.top_k",
@@ -133,6 +140,19 @@ _OURS = {
     "trainer.total_steps": "trainer_common.total_steps",
 }
 """See `merge_root`. Driver and agents use these keys, too; all others may be overridden."""
+
+_OURS_OF_ADAPTER = {
+    "synchronizer.sync_method": "",
+    "trainer.trainer_type": "",
+    "trainer.trainer_strategy": "",
+    "trainer.save_hf_checkpoint": "",
+    "explorer.rollout_model.enable_lora": "",
+    "explorer.rollout_model.enable_runtime_lora_updating": "",
+    "explorer.rollout_model.lora_modules": "",
+    "explorer.rollout_model.lora_kwargs": "",
+    "explorer.rollout_model.engine_type": "",
+}
+"""Further ones if an adapter is trained: `adapters` and `adapter_trainer` work with these alone."""
 
 
 _ASYNC = "fully_async"
@@ -270,6 +290,26 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
         "max_prompt_tokens": prompt,
         "enable_prompt_truncation": False,
         **({"tinker": adapter} if is_on_cpu(config) else {}),
+        **({"lora_configs": [_adapter(config, place)]} if trains_adapter(config) else {}),
+    }
+
+
+def _adapter(config: Config, place: TrinityPlace) -> dict[str, object]:
+    """The adapter of verl's trainer."""
+    lora = config.model.lora
+    targets = lora.target_modules
+    if not isinstance(targets, str):
+        # Trinity takes a pattern of whole names; peft reads a list as ends of names.
+        targets = rf"(.*\.)?({'|'.join(re.escape(name) for name in targets)})"
+    return {
+        "name": "adapter",
+        "lora_rank": lora.r,
+        "lora_alpha": lora.alpha,
+        "target_modules": targets,
+        # Without a path Trinity would make a model with random weights here, to save its adapter.
+        # A dummy has a path that nobody reads, as verl makes the first adapter.
+        "path": str(place.directory / "adapters"),
+        "is_dummy": True,
     }
 
 
@@ -354,6 +394,7 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
             "seed": common.seed,
             # Trinity sets `processed_logprobs`: log-probabilities of the distribution sampled from.
             "extra_engine_args": {"max_num_seqs": rollout.max_num_seqs},
+            **({"enable_runtime_lora_updating": True} if trains_adapter(config) else {}),
         },
     }
 
@@ -370,7 +411,8 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, object]:
         "trainer_type": "tinker" if is_on_cpu(config) else "verl",
         "total_steps": place.steps,
         "save_interval": common.save_freq if common.save_freq > 0 else place.steps,
-        "save_hf_checkpoint": "last",
+        # verl's model with an adapter has names that transformers doesn't know.
+        "save_hf_checkpoint": "never" if trains_adapter(config) else "last",
         "grad_clip": common.optim.grad_clip,
         "max_checkpoints_to_keep": common.keep_checkpoints,
         "max_token_len_per_gpu": max(
@@ -391,7 +433,12 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, object]:
     wanted = config.model.attn_implementation
     if wanted == "auto":
         wanted = "flash_attention_2" if place.flash_attention else "sdpa"
-    engine = {"fsdp_config": {"mixed_precision": mixed_precision(config)}}
+    precision = mixed_precision(config)
+    fsdp: dict[str, object] = {"mixed_precision": precision}
+    if trains_adapter(config):
+        # The base model is frozen, so it has the type of the sampler's.
+        fsdp["model_dtype"] = precision["param_dtype"]
+    engine = {"fsdp_config": fsdp}
     model = {"override_config": {"attn_implementation": wanted}}
     return {
         "trainer_strategy": "fsdp2",
@@ -404,7 +451,12 @@ def check(config: Config) -> None:
     """Raise ConfigError that lists the keys that Trinity does not support."""
     common = config.trainer_common
     cpu = is_on_cpu(config)
-    wrong = unsupported_keys(config, "Trinity", lora=cpu)
+    wrong = unsupported_keys(config, "Trinity")
+    if trains_adapter(config) and config.model.lora.r > LARGEST_RANK:
+        wrong.append(
+            f"model.lora.r: {config.model.lora.r}; vLLM serves adapters of a rank up to"
+            f" {LARGEST_RANK}"
+        )
     if common.ratio_level == "turn":
         wrong.append(
             "trainer_common.ratio_level: turn; Trinity's loss does not see where turns begin; set"

@@ -10,13 +10,14 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
+from ajet_sdk.backbones.trinity.adapters import adapter_name, adapter_versions
 from ajet_sdk.config.schema import Tinker
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.engines.tinker.service import Costs
 from ajet_sdk.engines.vllm.completions import choices_of, request_body, sampling_parameters
-from ajet_sdk.errors import EngineError, EngineUnavailable, TrainingError
+from ajet_sdk.errors import EngineError, EngineUnavailable, RequestRefused, TrainingError
 from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Sampled, Sampling
 
@@ -114,6 +115,9 @@ class ServerSampler:
     Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is that of the engine
     before the request, which is never newer than the version that sampled. It takes no pictures:
     vLLM up to 0.23, which Trinity-RFT 0.6 needs, takes none beside token ids.
+
+    With an adapter, a request names its version, so that the version is exact; the base model
+    answers only before the first update, which an adapter begins as.
     """
 
     takes_pictures = False
@@ -124,6 +128,7 @@ class ServerSampler:
         self._wrapper = wrapper
         self.model = model
         self.max_model_len = max_model_len
+        self._has_adapter = bool(wrapper.enable_lora)
         self._eos_ids = tokenizer.eos_ids
         shown = tokenizer.pictures
         self._never_sampled = () if shown is None else shown.never_sampled
@@ -137,6 +142,8 @@ class ServerSampler:
 
     async def version(self) -> int:
         """Updates behind the weights that the engine has now."""
+        if self._has_adapter:
+            return max(adapter_versions(await self._endpoint.get("models")), default=0)
         return max(0, int(await self._wrapper.model_version_async))
 
     async def sample(
@@ -147,17 +154,24 @@ class ServerSampler:
         pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
+        if sampling.bad_words:
+            raise RequestRefused(
+                "vLLM 0.23, which Trinity-RFT 0.6 needs, ignores bad_words beside token ids; leave"
+                " it out",
+                "bad_words",
+            )
         before = await self.version()
+        served = adapter_name(before) if self._has_adapter and before else self._wrapper.model_path
         parameters = sampling_parameters(
             prompt_ids,
             sampling,
-            model=self._wrapper.model_path,
+            model=served,
             max_model_len=self.max_model_len,
             eos_ids=self._eos_ids,
             drawn_from=f"{session}/{next(self._ordinal)}",
             never_sampled=self._never_sampled,
         )
-        body = {"model": self._wrapper.model_path, **request_body(prompt_ids, parameters)}
+        body = {"model": served, **request_body(prompt_ids, parameters)}
         return choices_of(await self._endpoint.post("completions", body), before, sampling.n)
 
     def forget(self, session: str) -> None:

@@ -1,13 +1,13 @@
-"""Lets Trinity-RFT 0.6 run without vLLM, which one of its modules, for images and videos, always
-imports.
+"""Lets Trinity-RFT 0.6 run without GPUs and without vLLM, which one of its modules, for images and
+videos, always imports.
 
-Without vLLM, that module is replaced by functions that raise. Ray's workers call `install`, too.
+That module is replaced by functions that raise, also beside a vLLM: Trinity's module can be imported
+with vLLM up to 0.23 only. Ray's workers call `install`, too.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from types import ModuleType
 from typing import NoReturn
 
@@ -28,16 +28,15 @@ _FUNCTIONS = (
 
 def _refuse(*_: object, **__: object) -> NoReturn:
     raise RuntimeError(
-        "Trinity handles images and videos with vLLM, which is not installed: ajet install trinity"
-        " --cuda"
+        "Trinity handles images and videos with vLLM, which a run without GPUs does not use: ajet"
+        " install trinity --cuda"
     )
 
 
 def install() -> None:
     """Make the run's code importable in a worker, and Trinity without vLLM. Idempotent."""
     install_code()
-    if find_spec("vllm") is None:
-        stand_in()
+    stand_in()
 
 
 def stand_in() -> None:

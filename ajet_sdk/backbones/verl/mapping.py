@@ -17,14 +17,16 @@ from ajet_sdk.backbones.shared.mapping import (
     mixed_precision,
     optimizer,
     refuse,
-    refuse_lora,
     reply_and_prompt,
     unsupported_keys,
+    value_at,
     warn,
 )
 from ajet_sdk.config.trainer_schema import OBJECTIVE, TrainerCommon
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ajet_sdk.config.config import Config
 
 log = logging.getLogger("ajet")
@@ -117,16 +119,24 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
         },
     }  # fmt: skip
     whole = merge_root(computed, config, "verl", _OURS)
-    refuse_lora(
-        whole,
-        "verl",
-        *(
-            f"actor_rollout_ref.model.{name}"
-            for name in ("lora_rank", "lora.rank", "lora_adapter_path")
-        ),
-    )
+    refuse("verl", _adapters_of(whole))
     return whole
 
+
+def _adapters_of(mapping: Mapping[str, object]) -> list[str]:
+    """An error for each of verl's keys of a LoRA adapter that is set."""
+    wrong = []
+    for name in ("lora_rank", "lora.rank", "lora_adapter_path"):
+        path = f"actor_rollout_ref.model.{name}"
+        if value_at(mapping, path):
+            wrong.append(f"verl.{path}: {_NO_LORA}; leave it out, or use backbone local or trinity")
+    return wrong
+
+
+_NO_LORA = (
+    "verl's engines answer with the base model while they have no adapter, and do not say so; and"
+    " verl exports a model that transformers cannot load"
+)
 
 _OURS = {
     "ajet.job": "",
@@ -245,6 +255,11 @@ def check(config: Config) -> None:
     common = config.trainer_common
     gpus = common.nnodes * common.n_gpus_per_node
     wrong = unsupported_keys(config, "verl")
+    if config.model.lora.enabled:
+        wrong.append(
+            f"model.lora: {_NO_LORA}; set model.lora.enabled: false, or use backbone local or"
+            " trinity"
+        )
     for key in OBJECTIVE:
         value = getattr(common, key)
         if value != getattr(TrainerCommon(), key) and key not in (

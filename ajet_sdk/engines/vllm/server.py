@@ -36,6 +36,8 @@ _LEAST_BATCH = 2048
 """Minimum tokens of a pass."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Maximum LoRA ranks that vLLM supports."""
+LARGEST_RANK = _RANKS[-1]
+"""Largest rank of an adapter that vLLM serves."""
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|\.error): \S")
 _HOLLOW = (
     "See root cause above",
@@ -243,9 +245,17 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
     if settings.token_route:
         arguments.append("--enable-scale-out")
     if settings.lora_rank is not None:
-        rank = next((known for known in _RANKS if known >= settings.lora_rank), settings.lora_rank)
+        rank = maximum_rank(settings.lora_rank)
         arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
     return arguments
+
+
+def maximum_rank(rank: int) -> int:
+    """The smallest maximum of vLLM that admits adapters of a rank."""
+    for known in _RANKS:
+        if known >= rank:
+            return known
+    return rank
 
 
 def environment(settings: Settings, variables: Mapping[str, str]) -> dict[str, str]:

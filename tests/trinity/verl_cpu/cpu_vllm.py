@@ -48,6 +48,7 @@ class CpuVllm(BaseInferenceModel):
             seed=config.seed,
             gpus=(),
             changing=True,
+            lora_rank=config.lora_kwargs["max_lora_rank"] if config.enable_lora else None,
             port=self._port,
         )
         self._sampler = VllmSampler(
