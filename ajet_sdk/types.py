@@ -30,6 +30,7 @@ from pydantic import (
     model_validator,
 )
 
+from ajet_sdk.picture_files import files_by_pixels
 from ajet_sdk.pictures import Picture, PlacedPicture, picture_at
 
 Phase = Literal["rollout", "judge"]
@@ -175,7 +176,8 @@ class Task(_Frozen):
                 for k in ("main_query", "init_messages", "env_type", "metadata")
                 if data.get(k)
             }
-            text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
+            compared = files_by_pixels(content)
+            text = json.dumps(compared, sort_keys=True, ensure_ascii=False, default=str)
             return {**data, "task_id": hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}
         return data
 

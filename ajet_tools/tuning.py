@@ -71,7 +71,8 @@ class Prompts:
         unknown one."""
         for name, text in self.texts.items():
             expected = placeholders(text)
-            lost, new = expected - placeholders(texts[name]), placeholders(texts[name]) - expected
+            lost = expected - placeholders(texts[name])
+            new = placeholders(texts[name]) - expected
             if lost:
                 return f"{name} has lost {_braced(lost)}"
             if expected and new and _fields(text) is not None:
@@ -97,7 +98,8 @@ class Prompts:
 
     def diff(self, texts: Mapping[str, str]) -> str:
         """Returns the changes of the file as a unified diff; empty without changes."""
-        before, after = self.path.read_text(encoding="utf-8"), self.rewritten(texts)
+        before = self.path.read_text(encoding="utf-8")
+        after = self.rewritten(texts)
         lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
         return "".join(difflib.unified_diff(lines[0], lines[1], str(self.path), str(self.path)))
 
@@ -236,7 +238,8 @@ def tune(
     except ImportError as error:
         raise MissingExtra("gepa", "prompts") from error
     agent = config.load(config.rollout.user_workflow or "")
-    prompts, sets = prompts_of(agent, names), load_tasks(config)
+    prompts = prompts_of(agent, names)
+    sets = load_tasks(config)
     if len(sets.train) < 2 or not sets.val:
         raise ConfigError(
             f"tuning needs 2 training tasks (got {len(sets.train)}) and validation tasks (got"

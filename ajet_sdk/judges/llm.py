@@ -44,7 +44,8 @@ from ajet_sdk.judges.model import (
 )
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
-from ajet_sdk.pictures import Picture, is_data_url, picture_at
+from ajet_sdk.pictures import Picture, is_data_url, picture_at, read_picture
+from ajet_sdk.tasks.row_pictures import files_in
 from ajet_sdk.types import Call, Episode, Reward, Task
 
 log = logging.getLogger("ajet")
@@ -332,7 +333,11 @@ def material_of(
 def _pictures_of(task: Task) -> list[Picture]:
     """The pictures of a task's messages and of its metadata, a reference answer among them."""
     pictures = [picture for message in task.init_messages for picture in pictures_in(message)]
-    return [*pictures, *_pictures_among(task.metadata)]
+    pictures += _pictures_among(task.metadata)
+    for file in files_in([task.init_messages, task.metadata]):
+        with suppress(PictureError, OSError):  # it may be elsewhere, where only the agent looks
+            pictures.append(read_picture(file.path))
+    return pictures
 
 
 def _pictures_among(value: object) -> Iterator[Picture]:

@@ -12,6 +12,7 @@ from typing import Any
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.tasks.row_pictures import with_files
 from ajet_sdk.tasks.task_rows import Row, by_split, decoder, partitions
 
 log = logging.getLogger("ajet.tasks")
@@ -118,7 +119,8 @@ def _table_rows(file: Path) -> Iterator[Row]:
             decode = decoder(batch.schema)
             for values in batch.to_pylist():
                 number += 1
-                yield Row(f"{file.name} row {number}", decode(values))
+                row = with_files(decode(values), file.parent)
+                yield Row(f"{file.name} row {number}", row)
     except (pa.ArrowInvalid, OSError) as error:
         raise TaskError(f"cannot read {file}: {error}") from error
 

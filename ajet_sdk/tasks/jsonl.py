@@ -9,6 +9,7 @@ from pathlib import Path
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.json_rows import bounded, scan
+from ajet_sdk.tasks.row_pictures import with_files
 from ajet_sdk.tasks.task_rows import Row
 
 VALIDATION_SET = "validation_set"
@@ -52,6 +53,10 @@ def _existing(config: Config, text: str, split: str, name: str = "") -> Path:
     return path
 
 
+def _with_files(values: object, path: Path) -> object:
+    return with_files(values, path.parent) if isinstance(values, dict) else values
+
+
 def json_rows(path: Path) -> Iterator[Row]:
     """Reads rows from JSON lines or a JSON array of objects, skipping blank lines."""
     try:
@@ -61,10 +66,10 @@ def json_rows(path: Path) -> Iterator[Row]:
                     raise TaskError(f"{row.where} {row.problem}")
                 if row.number == 1 and isinstance(row.value, list):
                     yield from (
-                        Row(f"{path.name} item {i}", values)
+                        Row(f"{path.name} item {i}", _with_files(values, path))
                         for i, values in enumerate(row.value, 1)
                     )
                 else:
-                    yield Row(row.where, row.value)
+                    yield Row(row.where, _with_files(row.value, path))
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from error

@@ -21,6 +21,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.huggingface import path_rows, read_huggingface
 from ajet_sdk.tasks.jsonl import read_jsonl
 from ajet_sdk.tasks.lineage import HELD_OUT, Descent, descended, same_tasks, seeds_of, splits_of
+from ajet_sdk.tasks.row_pictures import unreadable_files
 from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_sdk.types import Json, JsonView, Task
 
@@ -234,6 +235,7 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
     derived from one."""
     if not val:
         return
+    _warn_of_unreadable_pictures([*train, *val])
     tasks = [task for task, _ in train]
     places = {task.task_id: where for task, where in val}
     shared = [
@@ -262,6 +264,22 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
             derived,
         )
     _warn_of_near_copies(train, val)
+
+
+def _warn_of_unreadable_pictures(tasks: list[tuple[Task, str]]) -> None:
+    """Warns of tasks whose pictures are told by the names of their files alone. It is no error: the
+    agent may find them elsewhere."""
+    problems: list[str] = []
+    for task, where in tasks:
+        for problem in unreadable_files([task.metadata, task.init_messages]):
+            problems.append(f"{where} {problem}")
+    if problems:
+        log.warning(
+            "%d pictures of tasks are compared by their names, to keep training and validation"
+            " apart, the first: %s",
+            len(problems),
+            problems[0],
+        )
 
 
 def _how(task: Task, same: Task) -> str:

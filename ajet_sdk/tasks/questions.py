@@ -23,6 +23,7 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any
 
+from ajet_sdk.picture_files import PictureFile
 from ajet_sdk.tasks.row_names import (
     ANSWER_NAMES,
     ANSWERS,
@@ -152,7 +153,7 @@ def _has_picture(values: Iterable[object]) -> bool:
     """Whether a column of any name has a picture; each row is asked, so that the loop is plain."""
     for value in values:
         if isinstance(value, str):
-            if value.startswith(DATA):
+            if value.startswith(DATA) or isinstance(value, PictureFile):
                 return True
         elif isinstance(value, dict):
             if _has_picture(value.values()):

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import PictureError, TaskError
-from ajet_sdk.pictures import is_data_url, mapped, picture_at, read_picture, url_in, url_of
+from ajet_sdk.picture_files import PictureFile
+from ajet_sdk.pictures import (
+    is_data_url,
+    mapped,
+    picture_at,
+    read_picture,
+    url_in,
+    url_of,
+)
+from ajet_sdk.tasks.row_names import INNER, PICTURES, squashed
 
 _PLACE = "<image>"
 """The place of the next picture of the column `images` in a text (LLaMA-Factory, ShareGPT)."""
@@ -20,6 +29,68 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 _NAMES = ("image", "url", "path", "base64")
 """Keys of a part of type `image` that may have its value."""
 Json = dict[str, Any]
+_COLUMNS = frozenset(map(squashed, PICTURES))
+
+
+def with_files(values: Mapping[str, Any], directory: Path | None) -> Json:
+    """A row in which the names of pictures' files, in columns, metadata and messages, know the
+    directory of the dataset's file."""
+    row: Json = dict(values)
+    if directory is None:
+        return row
+    for name, value in values.items():
+        if isinstance(value, str | list | dict):
+            if squashed(name) in _COLUMNS:
+                row[name] = _with_files_in(_list_of(value), directory)
+            elif name in INNER and isinstance(value, dict):
+                row[name] = with_files(value, directory)
+            elif isinstance(value, list):
+                row[name] = [_with_files_in_message(item, directory) for item in value]
+    return row
+
+
+def with_data(values: Mapping[str, Any], directory: Path) -> Json:
+    """A row with data URLs in place of the names of pictures' files. Raises PictureError,
+    OSError."""
+
+    def url(text: str) -> str:
+        return read_picture(text.path).url if isinstance(text, PictureFile) else text
+
+    row: Json = mapped(with_files(values, directory), url)
+    return row
+
+
+def _list_of(value: object) -> object:
+    """A list of names that is written as JSON, as in tables of text; all else as it is."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _with_files_in(value: object, directory: Path) -> object:
+    if isinstance(value, list):
+        return [_with_files_in(item, directory) for item in value]
+    if isinstance(value, dict):
+        if value.get("bytes"):  # Hugging Face's form with the data: the path is where it was
+            return value
+        return {name: _with_files_in(item, directory) for name, item in value.items()}
+    if isinstance(value, str) and value.lower().endswith(SUFFIXES) and "://" not in value:
+        return PictureFile(value, directory)
+    return value
+
+
+def _with_files_in_message(message: object, directory: Path) -> object:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(content, list):
+        return message
+    parts = []
+    for part in content:
+        is_picture = isinstance(part, dict) and part.get("type") in ("image", "image_url")
+        parts.append(_with_files_in(part, directory) if is_picture else part)
+    return {**message, "content": parts}
 
 
 def images_of(row: Mapping[str, object]) -> list[object]:
@@ -27,8 +98,7 @@ def images_of(row: Mapping[str, object]) -> list[object]:
     container's image, are none."""
     for name in COLUMNS:
         value = row.get(name)
-        if isinstance(value, str) and value.startswith("["):
-            value = json.loads(value)
+        value = _list_of(value)
         if value is not None:
             if isinstance(value, list | tuple):
                 values = list(value)
@@ -46,7 +116,7 @@ def _is_picture(value: object) -> bool:
     return url_of(value) is not None
 
 
-def pictures_of(row: Mapping[str, object], directory: Path | None) -> tuple[list[str], list[str]]:
+def pictures_of(row: Mapping[str, object]) -> tuple[list[str], list[str]]:
     """The digests of a row's pictures, in columns and in messages; and what is wrong with
     others."""
     values = images_of(row)
@@ -60,15 +130,36 @@ def pictures_of(row: Mapping[str, object], directory: Path | None) -> tuple[list
                 value = _value_of(part)
                 if value is not None:
                     values.append(value)
-    reader = RowPictures("", (), directory)
+    known = set(map(id, files_in(values)))
+    values += [file for file in files_in(row) if id(file) not in known]
+    reader = RowPictures("", ())
     digests: list[str] = []
     problems: list[str] = []
     for value in values:
         try:
-            digests.append(picture_at(reader.data_url(value)).digest)
-        except (PictureError, TaskError) as error:
+            file = _file_in(value)
+            digests.append(file.digest if file else picture_at(reader.data_url(value)).digest)
+        except (PictureError, TaskError, OSError) as error:
             problems.append(str(error).removeprefix(": "))
     return digests, problems
+
+
+def files_in(value: object) -> Iterator[PictureFile]:
+    """The files of pictures in a row, or in any value of it."""
+    if isinstance(value, PictureFile):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from files_in(item)
+
+
+def unreadable_files(value: object) -> Iterator[str]:
+    """What is wrong with the files of a row's pictures that cannot be read."""
+    for file in files_in(value):
+        try:
+            _ = file.digest
+        except (PictureError, OSError) as error:
+            yield f"has a picture that cannot be read, {file}: {error}"
 
 
 def _value_of(part: object) -> object:
@@ -88,17 +179,12 @@ class RowPictures:
     A picture is a part of type `image_url` or `image`, or the place `<image>` in a text, whose
     value is in the part or is the next of `images`. Without any place, all pictures precede the
     text of the first user message, as TRL does.
-
-    `directory` is that of the dataset's file, in and below which files are read.
     """
 
-    def __init__(
-        self, where: str, images: Sequence[object], directory: Path | None, *, load: bool = True
-    ) -> None:
+    def __init__(self, where: str, images: Sequence[object], *, load: bool = True) -> None:
         self._where = where
         self._images = list(images)
         self._next = 0
-        self._directory = directory
         self._load = load
         """Whether to read files; else they are only looked for."""
 
@@ -184,35 +270,28 @@ class RowPictures:
         url = url_of(value)
         if url is not None:
             return url
+        file = _file_in(value)
+        if file is not None:
+            return self._url_of_file(file)
         if isinstance(value, Mapping):
             value = value.get("path") or value.get("url")
         if not isinstance(value, str) or not value:
             raise TaskError(f"{self._where}: a picture is neither data nor a file ({value!r:.60})")
         if is_data_url(value):
             return value
-        path = self._file(value)
-        if not self._load:
-            return value
-        try:
-            return read_picture(path).url
-        except (PictureError, OSError) as error:
-            raise TaskError(f"{self._where}: {value}: {error}") from error
-
-    def _file(self, name: str) -> Path:
-        if "://" in name:
+        if "://" in value:
             raise TaskError(
-                f"{self._where}: pictures are not loaded from the network ({name:.80}); save the"
+                f"{self._where}: pictures are not loaded from the network ({value:.80}); save the"
                 " file beside the dataset"
             )
-        if self._directory is None:
-            raise TaskError(f"{self._where}: the picture {name:.80} is no data URL")
-        directory = self._directory.resolve()
-        path = (directory / name).resolve()
-        if not path.is_relative_to(directory):
-            raise TaskError(f"{self._where}: the picture {name:.80} is not below {directory}")
-        if not path.is_file():
-            raise TaskError(f"{self._where}: there is no file {path}")
-        return path
+        raise TaskError(f"{self._where}: the picture {value:.80} is no data URL")
+
+    def _url_of_file(self, file: PictureFile) -> str:
+        try:
+            path = file.path
+            return read_picture(path).url if self._load else str(file)
+        except (PictureError, OSError) as error:
+            raise TaskError(f"{self._where}: {file}: {error}") from error
 
 
 def _text(text: str) -> Json:
@@ -255,8 +334,22 @@ def by_pixels(value: object) -> object:
     return mapped(value, lambda text: digest_in(text) or text)
 
 
+def _file_in(value: object) -> PictureFile | None:
+    """The file of a picture in a row, also in Hugging Face's form; None if it has none."""
+    if isinstance(value, Mapping):
+        value = value.get("path") or value.get("url")
+    return value if isinstance(value, PictureFile) else None
+
+
 def digest_in(value: object) -> str | None:
-    """The digest of a picture in a row, or in a part of a message; None if it is none."""
+    """The digest of a picture in a row, or in a part of a message; None if it is none, or cannot be
+    read."""
+    file = _file_in(value)
+    if file is not None:
+        try:
+            return file.digest
+        except (PictureError, OSError):
+            return None
     url = value if isinstance(value, str) else url_of(value)
     if isinstance(value, Mapping) and value.get("type") == "image_url":
         try:

@@ -15,7 +15,15 @@ from types import ModuleType
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo, style
 
-_EXTRA = ("textual", "textual_plotext", "plotext", "textual_serve", "aiohttp", "aiohttp_jinja2")
+_EXTRA = (
+    "textual",
+    "textual_plotext",
+    "plotext",
+    "textual_serve",
+    "textual_image",
+    "aiohttp",
+    "aiohttp_jinja2",
+)
 _PATIENCE = 10.0
 
 

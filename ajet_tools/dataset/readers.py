@@ -280,8 +280,10 @@ def _class_path(config: Config, text: str) -> str:
 
 def _check_apart(seeds: Path, validation: Path) -> None:
     """Raises TaskError for a seed that is also a validation task."""
-    held_out = {plain_text(text_of(row.values)): row.where for row in read(validation)}
-    for row in read(seeds):
+    held_out = {}
+    for row in read(validation, pictures=True):
+        held_out[plain_text(text_of(row.values))] = row.where
+    for row in read(seeds, pictures=True):
         held_out_at = held_out.get(plain_text(text_of(row.values)))
         if held_out_at is not None:
             raise TaskError(

@@ -53,7 +53,8 @@ def paged() -> Iterator[Console]:
         return
     with out.capture() as captured:
         yield out
-    text, process = captured.get(), None
+    text = captured.get()
+    process = None
     if text.count("\n") >= out.height:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
@@ -98,7 +99,8 @@ def table(
         n for n in names if n in right or any(isinstance(r.get(n), int | float) for r in rows)
     }
     needed = {n: max(len(n), *(c.cell_len for c in cells[n])) for n in names}
-    free, shown = width, list[str]()
+    free = width
+    shown = list[str]()
     for name in names:
         free -= (needed[name] if name in numeric else min(needed[name], _NARROW)) + 2
         if free < -2 and shown:
@@ -185,7 +187,10 @@ def lasting(seconds: float | None) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     whole = round(seconds)
-    days, hours, minutes, rest = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60, whole % 60
+    days = whole // 86_400
+    hours = whole // 3_600 % 24
+    minutes = whole // 60 % 60
+    rest = whole % 60
     if days:
         return f"{days}d {hours:02d}h"
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"

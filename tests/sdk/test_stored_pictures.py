@@ -12,6 +12,7 @@ from ajet_sdk.backbones.shared.stored import open_stored
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import TaskError
 from ajet_sdk.pictures import picture_at, picture_of
+from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Task
 from tests.drawings import part, png, text, url_of
 from tests.sdk.test_stored import job, rows
@@ -140,14 +141,14 @@ def test_a_file_that_is_no_picture_is_refused(data: Path) -> None:
 
 
 def test_pictures_of_the_training_tasks_lie_beside_their_file(data: Path) -> None:
-    task = Task(metadata=ROWS["paths"])
     reader = {"training": {"file_path": rows(data, ROWS["paths"])}}
-    of = job({"adv_estimator": "sft"}, [task])
     values = {
         "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": reader},
         "trainer_common": {"algorithm": "sft"},
     }
-    stored = open_stored(replace(of, config=load_config(values=values)))
+    config = load_config(values=values)
+    of = job({"adv_estimator": "sft"}, load_tasks(config).train)
+    stored = open_stored(replace(of, config=config))
     assert stored is not None
     (episode,) = stored.loads[0]()
     (call,) = episode.calls

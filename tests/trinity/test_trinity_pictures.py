@@ -24,6 +24,7 @@ from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.types import Episode
+from tests.programs import running
 from tests.tiny_vision import (
     conversation,
     image_part,
@@ -91,6 +92,29 @@ def test_a_run_learns_from_pictures(seeing: Path, tmp_path: Path) -> None:
     finally:
         if one.process is not None and one.process.poll() is None:
             one.process.kill()
+    check_pictures_were_learned_from(one, seeing)
+
+
+def test_a_swarm_learns_from_pictures_of_its_clients(seeing: Path, tmp_path: Path) -> None:
+    one = Experiment(
+        tmp_path / "project",
+        seeing,
+        ["a", "b"],
+        {"rollout": {"user_workflow": "agent.py->look"}},
+    )
+    one.folder.mkdir()
+    one.write()
+    with running(one.folder) as start:
+        server = start("swarm", "start", "job.yaml", "--port", "0")
+        client = start("train", "job.yaml", "--swarm", server.url())
+        assert client.wait_beside(server) == 0, client.output + server.output
+        assert server.wait() == 0, server.output
+    check_pictures_were_learned_from(one, seeing)
+
+
+def check_pictures_were_learned_from(one: Experiment, seeing: Path) -> None:
+    """Each call has its pictures, the server sampled as a plain pass does, and the trainer saw the
+    same."""
     tokenizer, model = HFTokenizer(seeing), load_model(seeing)
     apart: dict[int, list[float]] = {}
     with open_trace(one.directory) as trace:

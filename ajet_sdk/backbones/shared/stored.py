@@ -34,7 +34,6 @@ from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
 
 if TYPE_CHECKING:
-    from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Job
     from ajet_sdk.tokens.template import Message
     from ajet_sdk.trace.writer import TraceWriter
@@ -79,20 +78,12 @@ def open_stored(job: Job) -> StoredSteps | None:
         size = algorithm.replay
     held_out: list[Load] = []
     if algorithm.data is None:
-        files = job.config.task_reader.jsonl_dataset_file
-        directory = _directory(job.config, files.training.file_path)
         loads = [
-            _of_row(f"task {task.task_id}", _row_of(task), pairs, task, directory)[1]
-            for task in job.train
+            _of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train
         ]
-        if pairs:
-            conversations = []
-        else:
-            conversations = [task for task in job.val if "messages" in task.metadata]
-        directory = _directory(job.config, files.validation.file_path)
+        conversations = [] if pairs else [task for task in job.val if "messages" in task.metadata]
         held_out = [
-            _of_row(f"task {task.task_id}", task.metadata, pairs, task, directory)[1]
-            for task in conversations
+            _of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in conversations
         ]
         source = f"the messages of {len(loads):,} training tasks"
     elif (path := job.config.resolve(algorithm.data)).suffix in (".jsonl", ".json"):
@@ -114,12 +105,6 @@ def open_stored(job: Job) -> StoredSteps | None:
     return StoredSteps(job, loads, source, size, held_out)
 
 
-def _directory(config: Config, file: object) -> Path | None:
-    """The directory of a file of tasks, beside which its pictures are; None if it is not one file."""
-    is_one = config.task_reader.type == "jsonl_dataset_file" and isinstance(file, str)
-    return config.resolve(str(file)).parent if is_one else None
-
-
 # Files
 
 
@@ -136,12 +121,10 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
         if not isinstance(row.values, Mapping):
             raise TaskError(f"{row.where}: a conversation is an object with keys")
         if row.values.get("task_id") in val_ids:
-            held_out += (
-                [] if pairs else [_of_row(row.where, row.values, pairs, directory=path.parent)[1]]
-            )
+            held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue
         descents.append(Descent.named(row.values, str(row.values.get("task_id") or "")))
-        rows.append((row.where, *_of_row(row.where, row.values, pairs, directory=path.parent)))
+        rows.append((row.where, *_of_row(row.where, row.values, pairs)))
     for index, held_out_index in descended(descents, [*map(Descent.of, val)]):
         raise _leak(rows[index][0], "was made from", val[held_out_index].task_id)
     for index, same in same_tasks([task for _, task, _ in rows], val):
@@ -187,7 +170,6 @@ def _of_row(
     row: Mapping[str, Any],
     pairs: bool,
     task: Task | None = None,
-    directory: Path | None = None,
 ) -> tuple[Task, Load]:
     """Check a row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and
     `rejected`.
@@ -203,7 +185,7 @@ def _of_row(
         before = _messages(row.get("prompt") or [], f"{where}: prompt")
     sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
     images = images_of(row)
-    _with_pictures(RowPictures(where, images, directory, load=False), before, sides)
+    _with_pictures(RowPictures(where, images, load=False), before, sides)
     for name, side in zip(names, sides, strict=True):
         if not any(message["role"] == "assistant" for message in side):
             raise TaskError(f"{where}: {name} contains no assistant message; nothing to learn from")
@@ -228,7 +210,7 @@ def _of_row(
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
 
     def make() -> list[Episode]:
-        pictures = RowPictures(where, images, directory)
+        pictures = RowPictures(where, images)
         shown, answers = _with_pictures(pictures, before, sides)
         return [
             _spoken(task, shown, side, tools, *of) for side, of in zip(answers, worth, strict=True)

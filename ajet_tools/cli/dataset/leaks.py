@@ -70,7 +70,7 @@ def remove_leaks(
     )
     known = kept_out.known
     with ProgressBar("reading") as bar:
-        read = rows.rows(source, again=True)
+        read = rows.rows(source, again=True, pictures=True)
         texts: list[tuple[str, str]] = []
         for block in read_some(read.blocks(), source, bar):
             places = map(block.where, range(len(block)))

@@ -108,9 +108,10 @@ class RowOptions:
         """Collects the rows that cannot be read."""
         return BadRows(skip=self.skip_bad_rows)
 
-    def rows(self, source: str, *, again: bool = False) -> Rows:
-        """Returns the rows of a source; with `again`, also those of stdin for several passes."""
-        return Rows(source, mapping=self.columns, bad=self.bad, again=again)
+    def rows(self, source: str, *, again: bool = False, pictures: bool = False) -> Rows:
+        """Returns the rows of a source; with `again`, also those of stdin for several passes, with
+        `pictures` to compare them by their pictures."""
+        return Rows(source, mapping=self.columns, bad=self.bad, again=again, pictures=pictures)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,7 +158,7 @@ def dedup(
         )
     check_apart(out=out, report=report)
     with ProgressBar("reading") as bar:
-        read = rows.rows(source, again=True)
+        read = rows.rows(source, again=True, pictures=True)
         blocks = read_some(read.blocks(), source, bar)
         facts: list[RowFacts] = []
         for block in blocks:
@@ -268,7 +268,7 @@ def split(
     _check_place(out, shares, suffix)
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
-        read = rows.rows(source, again=True)
+        read = rows.rows(source, again=True, pictures=True)
         keys = _family_keys(read_some(read.blocks(), source, bar), by)
         if near is not None:
             texts: list[str] = []

@@ -17,7 +17,7 @@ from ajet_tools.cli.options import IncludeValidation
 from ajet_tools.cli.result import TextResult
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, Split
-from ajet_tools.dataset.from_traces.export import Format, Options, TraceExport
+from ajet_tools.dataset.from_traces.export import OF_MESSAGES, Format, Options, TraceExport
 from ajet_tools.dataset.from_traces.export import export as export_trace
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
 from ajet_tools.dataset.from_traces.sources import opened_sources
@@ -46,6 +46,7 @@ _OF_FORMAT: dict[str, tuple[Format, ...]] = {
     "--accept-outputs": ("tasks",),
     "--need-answer": ("tasks",),
     "--margin": ("preferences",),
+    "--picture-files": OF_MESSAGES,
 }
 """Options that have a meaning for these formats only."""
 
@@ -96,6 +97,7 @@ class ConversionOptions:
         margin: preferences: minimum difference between the rewards of a pair.
         redact: Replace secrets, personal data and pictures with placeholders.
         keep_pictures: Redact texts only: nothing looks for faces or texts in pictures.
+        picture_files: Rows: write pictures as files into OUT.pictures/, and their names in place of data URLs.
     """
 
     accept_outputs: Annotated[bool, Option("--accept-outputs")] = False
@@ -103,20 +105,25 @@ class ConversionOptions:
     margin: Annotated[float, Option(min=0)] = 0.0
     redact: Annotated[bool, Option("--redact/--no-redact")] = True
     keep_pictures: Annotated[bool, Option("--keep-pictures")] = False
+    picture_files: Annotated[bool, Option("--picture-files")] = False
 
     def options(self, format: Format) -> Options:
         given = {
             "--accept-outputs": self.accept_outputs,
             "--need-answer": self.need_answer,
             "--margin": self.margin > 0,
+            "--picture-files": self.picture_files,
         }
         for option, is_given in given.items():
             if is_given and format not in _OF_FORMAT[option]:
                 formats = ", ".join(_OF_FORMAT[option])
                 raise ConfigError(f"{option} is for --format {formats} (got {format})")
+        if self.picture_files and self.redact and not self.keep_pictures:
+            raise ConfigError("--picture-files needs --keep-pictures, or --no-redact")
         return Options(
             redact=self.redact,
             keep_pictures=self.keep_pictures,
+            picture_files=self.picture_files,
             need_answer=self.need_answer,
             accept_outputs=self.accept_outputs,
             margin=self.margin,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.picture_files import files_by_pixels
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.lineage import descended
 from ajet_sdk.tasks.questions import text_of, without_system
@@ -184,13 +185,12 @@ class _Validation:
         self._names.append(name)
         shapes = _Shapes()
         start = self._rows
-        directory = Path(path) if Path(path).is_dir() else Path(path).parent
         try:
             bad = _FirstProblems(self, number)
             rows = Rows(path, mapping=self._mapping, bad=bad, again=True)
             self._files.append(rows)
             for block in rows.blocks():
-                self._add_block(block, number, shapes, directory)
+                self._add_block(block, number, shapes)
         except TaskError as error:
             self.add(number, "unreadable", path, str(error))
         count = self.report.rows[name] = self._rows - start
@@ -205,7 +205,7 @@ class _Validation:
         place = self._rows if row is None else row
         self.report.add((number, place, _ORDER.index(kind)), kind, where, message)
 
-    def _add_block(self, block: Block, number: int, shapes: _Shapes, directory: Path) -> None:
+    def _add_block(self, block: Block, number: int, shapes: _Shapes) -> None:
         self._has_lineage |= has_lineage(block)
         entries = []
         for row in block.rows():
@@ -213,7 +213,7 @@ class _Validation:
             shapes.add(facts.kinds, row.where)
             for kind, message in facts.problems:
                 self.add(number, kind, row.where, message)
-            self._add_pictures(row, number, directory)
+            self._add_pictures(row, number)
             if facts.task_id is not None and not self._has_made_ids:
                 self._has_made_ids = _MADE_ID.fullmatch(facts.task_id) is not None
             entry = {
@@ -231,9 +231,9 @@ class _Validation:
         if entries:
             self._database.from_arrow(pa.Table.from_pylist(entries)).insert_into("rows")
 
-    def _add_pictures(self, row: Row, number: int, directory: Path) -> None:
+    def _add_pictures(self, row: Row, number: int) -> None:
         name = self._names[number]
-        pictures, unreadable = pictures_of(row.values, directory)
+        pictures, unreadable = pictures_of(row.values)
         if pictures:
             self.report.pictures[name] = self.report.pictures.get(name, 0) + len(pictures)
         for digest in dict.fromkeys(pictures):
@@ -353,7 +353,7 @@ def _digest(task: Task) -> bytes:
     """Hashes what a task asks and holds, whatever its id."""
     content = task.model_dump(exclude={"task_id"})
     content["metadata"].pop("provenance", None)
-    text = json.dumps(content, sort_keys=True, default=str)
+    text = json.dumps(files_by_pixels(content), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 

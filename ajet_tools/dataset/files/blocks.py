@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +18,14 @@ import pyarrow.compute as pc
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.questions import text_of
+from ajet_sdk.tasks.row_pictures import with_files
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_tools.dataset.files.columns import LINE, LINES
 from ajet_tools.dataset.files.values import objects_of
 
 ROWS = 8192
+_PICTURE = "image"
+"""In the text of each row that names a picture's file, in a column or in a type of part."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _ESCAPING = json.JSONEncoder(allow_nan=False)
 
@@ -46,6 +50,8 @@ class Block:
     """Numbers in the file, from 1; or the location of each row as text."""
     unit: str = "line"
     """What the numbers count: a line of text, or a row of a table."""
+    directory: Path | None = None
+    """That of the file, which the names of pictures' files in the rows are relative to."""
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -61,11 +67,14 @@ class Block:
     def values(self) -> Iterator[dict[str, Any]]:
         """Yields each row as JSON values."""
         if self.is_text:
-            yield from map(json.loads, self.data.column(LINE).to_pylist())
+            for line in self.data.column(LINE).to_pylist():
+                row = json.loads(line)
+                yield with_files(row, self.directory) if _PICTURE in line else row
             return
         for values in objects_of(self.data, self.name):
             line = values.pop(LINE, None)
-            yield values if line is None else {**values, **json.loads(line)}
+            row = values if line is None else {**values, **json.loads(line)}
+            yield with_files(row, self.directory)
 
     def rows(self) -> Iterator[Row]:
         for index, values in enumerate(self.values()):

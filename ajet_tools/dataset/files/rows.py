@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ import pyarrow as pa
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse_line
 from ajet_sdk.tasks.json_rows import Row as JsonRow
+from ajet_sdk.tasks.row_pictures import unreadable_files
 from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, Row, block_of_lines, blocks_of
 from ajet_tools.dataset.files.columns import LINES, common, described, warn_of_losses
@@ -61,6 +62,7 @@ class Rows:
         mapping: Mapping[str, str] | None = None,
         bad: BadRows | None = None,
         again: bool = False,
+        pictures: bool = False,
     ) -> None:
         """Finds the files. Raises ConfigError if there are none.
 
@@ -72,6 +74,8 @@ class Rows:
             bad: counts the bad rows of a pass; without it, and where it does not skip, the first
                 one raises.
             again: stdin is kept in memory, for more than one pass.
+            pictures: rows are compared by their pictures, so that a row with a file that cannot be
+                read is a bad one.
         """
         self.mapping = mapping or {}
         _check_mapping(self.mapping)
@@ -83,6 +87,7 @@ class Rows:
         self._warned: set[str] = set()
         """Tables whose types were lost, with a warning."""
         self._again = again
+        self._compares_pictures = pictures
         self._kept: list[Block] | None = None
 
     @cached_property
@@ -132,6 +137,10 @@ class Rows:
             source = _Source(file, self.bad, is_clean=file in self._clean)
             for block in source.blocks():
                 for named in self._named(block.with_columns(more) if more else block):
+                    if isinstance(file, Path):
+                        named = replace(named, directory=file.parent)
+                        if self._compares_pictures and file not in self._clean:
+                            named = _with_readable_pictures(named, self.bad)
                     if self._again and self.path == "-":
                         kept.append(named)
                     yield named
@@ -160,10 +169,11 @@ def read(
     mapping: Mapping[str, str] | None = None,
     skip_bad: bool = False,
     bad: BadRows | None = None,
+    pictures: bool = False,
 ) -> Iterator[Row]:
     """Reads rows once, as `Rows` does; with `skip_bad`, without those that cannot be read."""
     bad = bad if bad is not None else BadRows(skip=skip_bad)
-    yield from Rows(path, mapping=mapping, bad=bad)
+    yield from Rows(path, mapping=mapping, bad=bad, pictures=pictures)
 
 
 @dataclass(frozen=True)
@@ -289,6 +299,18 @@ def _table_blocks(
         if data.nbytes > LONGEST:
             block = block.take(_good_rows(block, bad))
         yield block
+
+
+def _with_readable_pictures(block: Block, bad: BadRows) -> Block:
+    """Returns the rows without those that have a picture's file that cannot be read."""
+    good = []
+    for index, values in enumerate(block.values()):
+        problem = next(unreadable_files(values), None)
+        if problem is None:
+            good.append(index)
+        else:
+            bad.add(block.where(index), problem)
+    return block.take(good)
 
 
 def _good_rows(block: Block, bad: BadRows) -> list[int]:

@@ -29,6 +29,7 @@ from ajet_tools.dataset.from_traces.corrections import (
     learnable,
 )
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
+from ajet_tools.dataset.from_traces.picture_files import PictureFiles
 from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.dataset.from_traces.tasks import (
     TaskPool,
@@ -47,6 +48,8 @@ TRAINING: tuple[Format, ...] = (
     *(name for name, writer in formats.WRITERS.items() if writer.teaches),
 )
 """Training data, without validation tasks. The others are for people and other tools."""
+OF_MESSAGES = tuple(name for name in TRAINING if name != "tokens")
+"""The formats whose rows have messages, with their pictures."""
 _CHUNK = 64
 _HIDDEN = "rows with a reply of personal data or a secret, now redacted"
 _EPISODES = ("episode_id", "chosen_episode_id", "rejected_episode_id")
@@ -62,6 +65,8 @@ class Options:
     redact: bool = True
     keep_pictures: bool = False
     """With `redact`: leave pictures as they are."""
+    picture_files: bool = False
+    """Write pictures as files beside the rows, which have their names."""
     need_answer: bool = False
     """Reject tasks without a known answer."""
     accept_outputs: bool = False
@@ -137,6 +142,8 @@ def export(
         work.write_whole(target)
         return work.result
     rows = work.rows()
+    if options is not None and options.picture_files:
+        rows = map(PictureFiles(Path(target)).put, rows)
     first = next(rows, None)
     if first is None:
         raise _no_rows_error(work.result)

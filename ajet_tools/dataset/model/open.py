@@ -141,7 +141,8 @@ class ModelSpec:
         Raises ConfigError.
         """
         how |= self.requests
-        name, scripted = self.named.name, self.named.scripted
+        name = self.named.name
+        scripted = self.named.scripted
         if scripted is not None:
             return open_endpoint(None, None, scripted=scripted, **how)
         if self.named.base_url is None and Path(name).is_dir():

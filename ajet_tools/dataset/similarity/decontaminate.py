@@ -124,7 +124,7 @@ class Leaks:
         known: list[tuple[str, str]] = []
         alone: list[Sequence[str]] = []
         for path in evals:
-            for row in read(path, skip_bad=skip_bad):
+            for row in read(path, skip_bad=skip_bad, pictures=True):
                 known.append((row.where, text_of(row.values)))
                 alone.append(question_of(row.values).asking)
         return cls(known, alone=alone, **options)

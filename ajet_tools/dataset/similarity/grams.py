@@ -77,44 +77,52 @@ def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> t
         asking: the query of each key.
         low, high: the key's range in `texts`.
     """
-    asking, size = asking.astype(np.int64), high - low
+    asking = asking.astype(np.int64)
+    size = high - low
     order = np.flatnonzero(size)
     # sorting packed integers is five times as fast as by two columns
     order = (
         np.sort((asking[order] << 43) | (np.minimum(size[order], 2047) << 32) | order) & 0xFFFFFFFF
     )
-    asking, high, size = asking[order], high[order], size[order]
+    asking = asking[order]
+    high = high[order]
+    size = size[order]
     rank = _ranks(asking)
     before = np.cumsum(size) - size
     is_looked_up = (rank < _RAREST) & (before - before[np.arange(len(rank)) - rank] < _LOOKED_AT)
-    asking, high, size = (
-        asking[is_looked_up],
-        high[is_looked_up],
-        np.minimum(size[is_looked_up], _LOOKED_AT),
-    )
+    asking = asking[is_looked_up]
+    high = high[is_looked_up]
+    size = np.minimum(size[is_looked_up], _LOOKED_AT)
     looked_up = np.bincount(asking)
     places = np.repeat(high - np.cumsum(size), size) + np.arange(size.sum())
     codes = np.sort((np.repeat(asking, size) << 32) | texts[places])
     starts = _starts(codes)
     shared = np.diff(starts, append=len(codes))
-    who, candidates = codes[starts] >> 32, codes[starts] & 0xFFFFFFFF
+    who = codes[starts] >> 32
+    candidates = codes[starts] & 0xFFFFFFFF
     enough = shared >= np.minimum(2, looked_up[who])
-    who, candidates, shared = who[enough], candidates[enough], shared[enough]
+    who = who[enough]
+    candidates = candidates[enough]
+    shared = shared[enough]
     order = np.sort((who << 43) | ((KEYS - shared) << 32) | np.arange(len(who))) & 0xFFFFFFFF
-    who, candidates = who[order], candidates[order]
+    who = who[order]
+    candidates = candidates[order]
     most = _ranks(who) < CANDIDATES
     return who[most], candidates[most]
 
 
 def postings(texts: Sequence[str]) -> Postings:
     """Returns the keys of texts."""
-    parts, start, pending_chars = [Postings(np.empty(0, np.uint64), np.empty(0, np.int32))], 0, 0
+    parts = [Postings(np.empty(0, np.uint64), np.empty(0, np.int32))]
+    start = 0
+    pending_chars = 0
     for end, text in enumerate(texts, 1):
         pending_chars += len(text)
         if pending_chars >= _CHUNK_CHARS or end == len(texts):
             keys, text_numbers = _smallest(*_grams(texts[start:end]))
             parts.append(Postings(keys, text_numbers + start))
-            start, pending_chars = end, 0
+            start = end
+            pending_chars = 0
     return Postings.joined(parts)
 
 

@@ -4,7 +4,7 @@ visible."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,12 +19,16 @@ from ajet_sdk.types import Call
 from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
 from ajet_tools.text.markdown import render_markdown
 from ajet_tools.text.tables import counted, number
-from ajet_tools.trace.episode.half_blocks import half_blocks, size_of
 from ajet_tools.trace.episode.messages import CUT, Message, conversation, cut
 from ajet_tools.trace.episode.overview import EpisodeOverview
 from ajet_tools.trace.episode.tree import Branch, Fork
 
 Kind = Literal["text", "markdown", "reasoning", "tool", "error", "note", "picture"]
+Draw = Callable[[Picture, int], RenderableType | None]
+"""Draws a picture at most as many columns wide, or not at all."""
+PICTURE_LINES = 14
+"""Largest height of a picture within a conversation."""
+_PICTURE_COLUMNS = 60
 _ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta", "?": "red"}
 _STYLES: Mapping[Kind, str] = {"reasoning": "italic dim", "error": "red", "note": "yellow"}
 
@@ -81,7 +85,7 @@ class Block:
         unfolded: bool,
         most: int | None = CUT,
         whole: str = "enter opens it whole",
-        pictures: bool = False,
+        draw: Draw | None = None,
     ) -> RenderableType:
         """Render the block without interpreting markup.
 
@@ -90,7 +94,7 @@ class Block:
             unfolded: show the reasoning.
             most: maximum number of characters of a text.
             whole: hint for truncated texts.
-            pictures: draw the pictures.
+            draw: draws the pictures.
         """
         head = Text.assemble(
             (drop_zero_width(self.title), f"bold {self.style}".strip()),
@@ -99,8 +103,8 @@ class Block:
         shown: list[RenderableType] = [head]
         for n, part in enumerate(self.parts):
             if part.picture is not None:
-                if pictures:
-                    shown.append(_Drawn(part.picture))
+                if draw is not None:
+                    shown.append(_Drawn(part.picture, draw))
                 continue
             if n and part.title and part.kind != "tool":
                 shown.append(Text(""))
@@ -113,10 +117,26 @@ class _Drawn:
     """A picture with its line, as wide as there is space for."""
 
     picture: Picture
+    draw: Draw
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"  {self.picture.line}; o opens it", style="dim")
-        yield Padding(half_blocks(self.picture, options.max_width - 2), (0, 0, 0, 2))
+        drawing = self.draw(self.picture, options.max_width - 2)
+        if drawing is not None:
+            yield Padding(drawing, (0, 0, 0, 2))
+
+
+def size_of(
+    picture: Picture, columns: int, lines: int = PICTURE_LINES, *, enlarged: bool = False
+) -> tuple[int, int]:
+    """Columns and lines that a picture takes, within a size; a small one is not enlarged, or only
+    if asked. A cell is twice as high as it is wide."""
+    scale = min(columns / max(picture.width, 1), 2 * lines / max(picture.height, 1))
+    if not enlarged:
+        scale = min(1.0, scale, _PICTURE_COLUMNS / max(picture.width, 1))
+    wide = max(1, round(picture.width * scale))
+    high = max(1, (round(picture.height * scale) + 1) // 2)
+    return wide, high
 
 
 _GUESSED = 12_000

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
-from ajet_sdk.errors import ConfigError, TaskError, TraceError
+from ajet_sdk.errors import ConfigError, PictureError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
+from ajet_sdk.tasks.row_pictures import with_data
 from ajet_sdk.types import Episode, Run
 from ajet_tools.trace.imports import native, openai, otlp, token_rows
 from ajet_tools.trace.imports.converters import CONVERTERS
@@ -227,10 +228,24 @@ def _read(
     if source.format == "native":
         return native.read(rows, bad)
     if source.format == "openai":
+        if source.path is not None:
+            rows = _with_pictures(rows, source.path.parent, bad)
         return openai.read(rows, bad)
     if source.format == "otlp":
         return otlp.read(rows, bad, left_out)
     return token_rows.read(rows, bad, CONVERTERS.get(source.format))
+
+
+def _with_pictures(rows: Iterator[Row], directory: Path, bad: BadRows) -> Iterator[Row]:
+    """Yields rows with the data of pictures in place of the names of their files."""
+    for row in rows:
+        if not isinstance(row.value, dict) or b"image" not in row.text:
+            yield row
+            continue
+        try:
+            yield replace(row, value=with_data(row.value, directory))
+        except (PictureError, OSError) as error:
+            bad.add(row.where, f"has a picture that cannot be read: {error}")
 
 
 def _reported(rows: Iterator[Row], file: BinaryIO, size: int, progress: Progress) -> Iterator[Row]:

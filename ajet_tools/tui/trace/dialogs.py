@@ -1,4 +1,4 @@
-"""Dialogs of a whole text, of the explanation of a run, and of feedback."""
+"""Dialogs of a whole text, of pictures, of the explanation of a run, and of feedback."""
 
 from __future__ import annotations
 
@@ -19,24 +19,62 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Button, Input, Label, Static, TextArea
 
-from ajet_sdk.errors import AjetError, QueryError
+from ajet_sdk.errors import AjetError, PictureError, QueryError
+from ajet_sdk.pictures import Picture
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.types import Feedback
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.compare.changes import ID
 from ajet_tools.trace.compare.explain import explain, lines_of
+from ajet_tools.trace.episode.blocks import size_of
 from ajet_tools.trace.queries.records import feedback_of
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.widgets.lines import Prompt
 from ajet_tools.tui.widgets.long_text import FindInText, LongText
+from ajet_tools.tui.widgets.pictures import ALONE, PictureWidget
 
 _FRAME = 6
 """Columns of border, padding and scroll bar."""
 UP = 1.0
 DOWN = 0.0
 """Scores of thumbs, by which datasets can be filtered."""
+
+
+class PictureScreen(Dialog[None]):
+    """Shows pictures, each as large as the terminal is."""
+
+    DEFAULT_CSS = """
+    PictureScreen > VerticalScroll { width: 96%; max-width: 96%; height: 96%; padding: 0; }
+    """
+
+    def __init__(self, pictures: Sequence[Picture], kind: type[PictureWidget] = ALONE) -> None:
+        super().__init__()
+        self.pictures = pictures
+        self.kind = kind
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as box:
+            box.border_subtitle = "escape closes"
+            for picture in self.pictures:
+                yield Static(Content(picture.line))
+                yield from self._drawn(picture)
+
+    def _drawn(self, picture: Picture) -> ComposeResult:
+        if not picture.data:
+            return
+        try:
+            drawing = self.kind(picture.image())
+        except PictureError as error:
+            yield Static(Content(str(error)))
+            return
+        # beside the edges, the picture's line and the scroll bar
+        room = self.app.size.width * 96 // 100 - 4, self.app.size.height * 96 // 100 - 3
+        columns, lines = size_of(picture, max(1, room[0]), max(1, room[1]), enlarged=True)
+        drawing.styles.width = columns
+        drawing.styles.height = lines
+        yield drawing
 
 
 class TextScreen(FindInText, Dialog[None]):

@@ -14,6 +14,7 @@ from textual.containers import Container
 from textual.widgets import Footer, Static
 
 from ajet_sdk.dialects.message_parts import pretty
+from ajet_sdk.pictures import Picture
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks
 from ajet_tools.trace.episode.overview import (
@@ -23,7 +24,7 @@ from ajet_tools.trace.episode.overview import (
     refresh_overview,
     summarize,
 )
-from ajet_tools.tui.trace.dialogs import TextScreen
+from ajet_tools.tui.trace.dialogs import PictureScreen, TextScreen
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.lines import Prompt
@@ -69,6 +70,7 @@ class EpisodeScreen(TraceScreen):
         Binding("slash", "find", "Search", key_display="/"),
         Binding("n", "again(1)", "Next match or fork", show=False),
         Binding("N", "again(-1)", "Previous match or fork", show=False),
+        Binding("o", "picture", "Open the picture", show=False),
         Binding("y", "copy", "Copy the message", show=False),
     ]
     PALETTE: ClassVar[Sequence[tuple[str, str]]] = [
@@ -76,7 +78,8 @@ class EpisodeScreen(TraceScreen):
         ("Previous attempt", "attempt(-1)"),
         ("Unfold all reasoning", "unfold_all"),
         ("Markdown or as written", "markdown"),
-        ("Open the picture", "picture"),
+        ("Show the picture", "show_picture"),
+        ("Open the picture in a browser", "picture"),
         ("Play again: copy the command that samples from this call", "sample_again"),
         ("Copy the episode's id", "copy_id"),
     ]
@@ -268,11 +271,19 @@ class EpisodeScreen(TraceScreen):
 
     def action_picture(self) -> None:
         """Open the pictures of the selected message in a browser."""
+        if pictures := self._chosen_pictures():
+            self.app.open_pictures(pictures)
+
+    def action_show_picture(self) -> None:
+        """Show the pictures of the selected message as large as the terminal is."""
+        if pictures := self._chosen_pictures():
+            self.app.push_screen(PictureScreen(pictures))
+
+    def _chosen_pictures(self) -> list[Picture]:
         pictures = self._chosen.pictures if self._chosen else []
         if not pictures:
             self.notify("this message has no picture", timeout=2)
-        else:
-            self.app.open_pictures(pictures)
+        return pictures
 
     def action_raw(self) -> None:
         if self.overview:

@@ -24,13 +24,28 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
+from ajet_sdk.pictures import Picture
 from ajet_tools.text.markdown import MARKDOWN_THEME
 from ajet_tools.trace.episode.blocks import Block
 from ajet_tools.tui.widgets.long_text import LineView
+from ajet_tools.tui.widgets.pictures import Drawing, drawing_of
 
 _GUTTER = 2
 _CACHED_BLOCKS = 400
 """Number of blocks with cached layout."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The lines of a block, and the drawings in them, which the terminal has until they are
+    removed."""
+
+    strips: list[Strip]
+    drawings: list[Drawing]
+
+    def remove(self) -> None:
+        for drawing in self.drawings:
+            drawing.cleanup()
 
 
 class Messages(LineView, can_focus=True):
@@ -60,7 +75,7 @@ class Messages(LineView, can_focus=True):
         self._heights: list[int] = []
         self._exact: set[int] = set()
         self._starts: list[int] = [0]
-        self._laid_out: OrderedDict[tuple[str, int, bool, bool, int], list[Strip]] = OrderedDict()
+        self._laid_out: OrderedDict[tuple[str, int, bool, bool, int], _Layout] = OrderedDict()
         self._scrolling = False
         self.new = 0
         """Number of unread blocks at the end."""
@@ -98,8 +113,10 @@ class Messages(LineView, can_focus=True):
         self.cursor = max(0, min(block, len(self.blocks) - 1))
         for n in range(max(0, self.cursor - 1), self.cursor + 1):
             self._measure(n)
-        start, end = self._starts[self.cursor], self._starts[self.cursor + 1]
-        above, below = self.scroll_offset.y, self.scroll_offset.y + self._page
+        start = self._starts[self.cursor]
+        end = self._starts[self.cursor + 1]
+        above = self.scroll_offset.y
+        below = self.scroll_offset.y + self._page
         if top or start < above or end > below:
             self._go(self.cursor, 0)
         self.refresh()
@@ -211,7 +228,8 @@ class Messages(LineView, can_focus=True):
 
     def _choose_visible(self) -> None:
         """If the selected block has left the window, select the first one that begins there."""
-        above, below = self.scroll_offset.y, self.scroll_offset.y + self._page
+        above = self.scroll_offset.y
+        below = self.scroll_offset.y + self._page
         if self._starts[self.cursor] < below and self._starts[self.cursor + 1] - 1 > above:
             return
         n, offset = self._position()
@@ -259,21 +277,34 @@ class Messages(LineView, can_focus=True):
             unfolded,
             hash((block.title, block.facts, block.parts)),
         )
-        strips = self._laid_out.get(key)
-        if strips is None:
+        layout = self._laid_out.get(key)
+        if layout is None:
+            drawings: list[Drawing] = []
+
+            def draw(picture: Picture, width: int) -> Drawing | None:
+                drawing = drawing_of(picture, width)
+                if drawing is not None:
+                    drawings.append(drawing)
+                return drawing
+
             console = self.app.console
             with console.use_theme(MARKDOWN_THEME):
                 options = console.options.update(
                     width=self._width, height=None, highlight=False, markup=False
                 )
-                content = block.render(markdown=self.markdown, unfolded=unfolded, pictures=True)
+                content = block.render(markdown=self.markdown, unfolded=unfolded, draw=draw)
                 strips = [Strip(line) for line in console.render_lines(content, options, pad=False)]
-            self._laid_out[key] = strips
+            layout = self._laid_out[key] = _Layout(strips, drawings)
             if len(self._laid_out) > _CACHED_BLOCKS:
-                self._laid_out.popitem(last=False)
+                _, oldest = self._laid_out.popitem(last=False)
+                oldest.remove()
         else:
             self._laid_out.move_to_end(key)
-        return strips
+        return layout.strips
+
+    def on_unmount(self) -> None:
+        for layout in self._laid_out.values():
+            layout.remove()
 
     def line(self, line: int) -> Strip | None:
         if not self.blocks or line >= self._starts[-1]:

@@ -29,6 +29,8 @@ from ajet_sdk.pictures import picture_of
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import build
+from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Call, Episode, Task
 from tests.drawings import part, png, text, url_of
 from tests.serving import completing
@@ -511,3 +513,20 @@ def test_pictures_that_a_reply_only_names_are_text() -> None:
 def test_pictures_deep_in_metadata_are_seen() -> None:
     task = Task(main_query="?", metadata={"views": [{"front": url_of(png(1))}, [url_of(png(2))]]})
     assert material_of("a", task, None).pictures == (picture_of(png(1)), picture_of(png(2)))
+
+
+def test_pictures_in_files_of_a_dataset_are_seen(tmp_path: Path) -> None:
+    """Those that the rows of a task's file name; a name that a reply makes up is text."""
+    for seed in (1, 2, 3):
+        (tmp_path / f"{seed}.png").write_bytes(png(seed))
+    content = [text("Where?"), part("1.png"), {"type": "image", "path": "2.png"}]
+    row = {
+        "init_messages": [{"role": "user", "content": content}],
+        "images": ["3.png", "missing.png"],
+        "answer": "3.png",
+    }
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
+    [read] = json_rows(tmp_path / "tasks.jsonl")
+    material = material_of("1.png", to_task(read, {}), None)
+    assert material.pictures == tuple(picture_of(png(seed)) for seed in (1, 2, 3))
+    assert material_of("1.png", TASK, None).pictures == ()

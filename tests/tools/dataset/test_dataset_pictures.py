@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk import pictures
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.curation.validate import validate
 from tests.drawings import drawn, file_of, part, png, text, url_of
@@ -154,3 +156,151 @@ def test_a_picture_in_two_files_is_named(tmp_path: Path) -> None:
         ("shared picture", "val.jsonl line 1")
     ]
     assert "train.jsonl line 1" in problems[0].message
+
+
+def with_file(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["dataset", *arguments])
+
+
+FILE_FORMS: dict[str, Any] = {
+    "column": lambda name: {"question": LONG, "answer": "1", "image": name},
+    "list": lambda name: {"question": LONG, "answer": "1", "images": [name]},
+    "list as text": lambda name: {"question": LONG, "answer": "1", "images": json.dumps([name])},
+    "path": lambda name: {"question": LONG, "answer": "1", "image_path": name},
+    "struct": lambda name: {"question": LONG, "answer": "1", "image": {"bytes": None, "path": name}},
+    "metadata": lambda name: {"main_query": LONG, "metadata": {"image": name, "answer": "1"}},
+    "part": lambda name: {"init_messages": [{"role": "user", "content": [text(LONG), part(name)]}], "answer": "1"},
+    "part of type image": lambda name: {
+        "init_messages": [
+            {"role": "user", "content": [text(LONG), {"type": "image", "path": name}]}
+        ],
+        "answer": "1",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FILE_FORMS)
+def test_files_with_the_same_pixels_are_one_picture(tmp_path: Path, form: str) -> None:
+    image = drawn(1, 32, 32)
+    with_file(tmp_path / "a.png", file_of(image))
+    with_file(tmp_path / "b.png", file_of(image, compress_level=0))
+    with_file(tmp_path / "c.png", png(2))
+    rows = [FILE_FORMS[form](name) for name in ("a.png", "b.png", "c.png")]
+    path = written(tmp_path / "tasks.jsonl", *rows)
+    kinds = [(each.kind, each.where) for each in validate({"tasks": path}).problems]
+    assert kinds == [("duplicate", "tasks.jsonl line 2")]
+    out = tmp_path / "out.jsonl"
+    result = run("dedup", path, "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [rows[0], rows[2]]
+
+
+def test_files_of_one_name_in_two_directories_are_different(tmp_path: Path) -> None:
+    row = {"question": LONG, "answer": "1", "image": "a.png"}
+    with_file(tmp_path / "train" / "a.png", png(1))
+    train = written(tmp_path / "train" / "rows.jsonl", row)
+    paths = []
+    for name, seed in (("other", 2), ("same", 1)):
+        with_file(tmp_path / name / "a.png", png(seed))
+        paths.append(written(tmp_path / name / "rows.jsonl", row))
+    for path, rest in zip(paths, ([row], []), strict=True):
+        out = tmp_path / "out.jsonl"
+        result = run("dedup", train, "--against", path, "--out", str(out))
+        assert result.exit_code == 0, result.output
+        assert [json.loads(line) for line in out.read_text().splitlines()] == rest
+    kinds = {each.kind for each in validate({"train": train, "other": paths[0]}).problems}
+    assert kinds == set()
+    kinds = {each.kind for each in validate({"train": train, "same": paths[1]}).problems}
+    assert kinds == {"leakage", "shared picture"}
+
+
+def test_rows_about_one_picture_are_on_one_side_of_a_split(tmp_path: Path) -> None:
+    names = []
+    for seed in range(12):
+        for copy, level in (("a", 6), ("b", 0)):
+            name = f"figures/{seed}{copy}.png"
+            with_file(tmp_path / name, file_of(drawn(seed), compress_level=level))
+            names.append(name)
+    rows = [{"question": LONG, "answer": "1", "image": name} for name in names]
+    path = written(tmp_path / "tasks.jsonl", *rows)
+    result = run("split", path, "--out", str(tmp_path / "out"), "--fractions", "0.4")
+    assert result.exit_code == 0, result.output
+    sides = {}
+    for file in (tmp_path / "out").glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            sides[json.loads(line)["image"]] = file.stem
+    assert len(sides) == 24 and len(set(sides.values())) == 2
+    for seed in range(12):
+        assert sides[f"figures/{seed}a.png"] == sides[f"figures/{seed}b.png"]
+
+
+@pytest.mark.parametrize("command", ["dedup", "split", "against"])
+def test_a_row_whose_file_cannot_be_read_is_a_bad_one(tmp_path: Path, command: str) -> None:
+    with_file(tmp_path / "a.png", png(1))
+    with_file(tmp_path / "broken.png", b"no picture")
+    names = ["a.png", "broken.png", "missing.png"]
+    rows = [{"question": LONG, "answer": "1", "image": name} for name in names]
+    path = written(tmp_path / "tasks.jsonl", *rows)
+    other = written(tmp_path / "other.jsonl", {"question": "Another one?", "answer": "2"})
+    out = tmp_path / "out.jsonl"
+    arguments = {
+        "dedup": ["dedup", path, "--out", str(out)],
+        "split": ["split", path, "--out", str(tmp_path / "out"), "--fractions", "0.5"],
+        "against": ["dedup", other, "--against", path, "--out", str(out)],
+    }[command]
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "tasks.jsonl line 2" in result.output and "broken.png" in result.output
+    result = run(*arguments, "--skip-bad-rows")
+    assert result.exit_code == 0, result.output
+
+
+def test_each_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_file(tmp_path / "a.png", png(77))
+    rows = [{"question": f"{LONG} {n}?", "answer": "1", "image": "a.png"} for n in range(20)]
+    path = written(tmp_path / "tasks.jsonl", *rows)
+    decoded: list[bytes] = []
+    monkeypatch.setattr(pictures, "picture_of", counting(pictures.picture_of, decoded))
+    result = run("dedup", path, "--out", str(tmp_path / "out.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert decoded == [png(77)]
+    with_file(tmp_path / "a.png", png(78, 16, 16))
+    result = run("dedup", path, "--out", str(tmp_path / "out.jsonl"))
+    assert decoded == [png(77), png(78, 16, 16)]
+
+
+def counting(decode: Any, decoded: list[bytes]) -> Any:
+    def counted(data: bytes) -> Any:
+        decoded.append(data)
+        return decode(data)
+
+    return counted
+
+
+def test_names_of_files_are_written_as_they_were(tmp_path: Path) -> None:
+    with_file(tmp_path / "a.png", png(1))
+    rows = [{"question": LONG, "answer": "1", "images": ["a.png"], "n": 1}]
+    path = written(tmp_path / "tasks.jsonl", *rows)
+    for out in (tmp_path / "out.jsonl", tmp_path / "out.parquet"):
+        result = run("dedup", path, "--out", str(out))
+        assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == rows[0]
+    kinds = validate({"tasks": str(tmp_path / "out.parquet")})
+    assert kinds.pictures == {"tasks": 1} and kinds.errors == 0
+
+
+@pytest.mark.parametrize("form", FILE_FORMS)
+def test_files_are_counted_and_broken_ones_named(tmp_path: Path, form: str) -> None:
+    with_file(tmp_path / "a.png", png(1))
+    with_file(tmp_path / "b.png", b"no picture")
+    rows = [FILE_FORMS[form](name) for name in ("a.png", "b.png")]
+    report = validate({"tasks": written(tmp_path / "tasks.jsonl", *rows)})
+    assert report.pictures == {"tasks": 1} and report.different_pictures == 1
+    broken = [each.where for each in report.problems if each.kind == "picture"]
+    assert broken == ["tasks.jsonl line 2"]

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.dialects.message_parts import parts_of, pictures_in
-from ajet_sdk.pictures import PlacedPicture, picture_of
+from ajet_sdk.pictures import PlacedPicture, mapped, picture_of
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Task
 from ajet_tools.cli.app import app
+from ajet_tools.dataset.curation.validate import validate
 from ajet_tools.trace.compare.diff import diff_episodes
 from ajet_tools.trace.export.html import pictures_page
 from ajet_tools.trace.redact import Redactor
@@ -128,6 +129,67 @@ def test_rows_of_messages_have_data_urls_and_are_imported(trace: Path, tmp_path:
         [episode] = episodes(reader)
         assert episode.calls[-1].request["messages"][0] == row["messages"][0]
         assert len(reader.query("SELECT digest FROM pictures")) == 2
+
+
+@pytest.mark.parametrize("format", ["messages", "sharegpt", "tasks"])
+def test_rows_have_their_pictures_in_files(trace: Path, tmp_path: Path, format: str) -> None:
+    inside, beside = tmp_path / "inside.jsonl", tmp_path / "rows" / "beside.jsonl"
+    options = ["--format", format, "--keep-pictures", "--out"]
+    ajet("trace", "export", trace, *options, inside)
+    ajet("trace", "export", trace, *options, beside, "--picture-files")
+    [row], [named] = rows_of(inside), rows_of(beside)
+    folder = beside.parent / "beside.pictures"
+    pictures = {picture_of(file.read_bytes()): file for file in folder.iterdir()}
+    assert "base64" not in json.dumps(named)
+    for picture, file in pictures.items():
+        named = mapped_texts(named, f"beside.pictures/{file.name}", picture.url)
+    assert named == row
+    assert len(pictures) == (1 if format == "tasks" else 2)
+    report = validate({"inside": str(inside), "beside": str(beside)})
+    assert report.pictures["inside"] == report.pictures["beside"]
+    assert report.different_pictures == len(pictures) and not report.counts["picture"]
+
+
+def test_rows_with_pictures_in_files_are_imported(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ajet("trace", "export", trace, "--keep-pictures", "--picture-files", "--out", file)
+    ajet("trace", "import", file, "--out", tmp_path / "again.duckdb")
+    with open_trace(tmp_path / "again.duckdb") as reader:
+        [episode] = episodes(reader)
+        assert len(reader.query("SELECT digest FROM pictures")) == 2
+    content = episode.calls[-1].request["messages"][0]["content"]
+    assert content == [text("Where is the exit?"), part(png(1))]
+    for picture in (tmp_path / "rows.pictures").iterdir():
+        picture.unlink()
+    arguments = ["trace", "import", str(file), "--out", str(tmp_path / "without.duckdb")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "rows.jsonl line 1" in result.output
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def mapped_texts(row: Any, old: str, new: str) -> Any:
+    return mapped(row, lambda text: new if text == old else text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--out", "rows.jsonl"],  # the pictures are redacted
+        ["--keep-pictures", "--out", "-"],
+        ["--keep-pictures", "--out", "rows"],
+        ["--keep-pictures", "--format", "native", "--out", "rows.jsonl"],
+    ],
+)
+def test_pictures_are_files_only_beside_a_file_of_rows(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["trace", "export", str(trace), "--picture-files", *arguments])
+    assert result.exit_code == 2
+    assert not list(tmp_path.glob("rows*"))
 
 
 def test_sharegpt_names_the_places_of_pictures(trace: Path, tmp_path: Path) -> None:
