@@ -196,7 +196,9 @@ def _literal(text: str) -> str:
     written = repr(
         text
     )  # has double quotes only if the text has an apostrophe and no double quotes
-    return written if '"' in text or written.startswith('"') else f'"{written[1:-1]}"'
+    if '"' in text or written.startswith('"'):
+        return written
+    return f'"{written[1:-1]}"'
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,10 @@ def tune(
     best = dict(result.best_candidate)
     spent = evaluation.episodes
     before = evaluation.means(sets.val, prompts.texts, k)
-    after = before if best == dict(prompts.texts) else evaluation.means(sets.val, best, k)
+    if best == dict(prompts.texts):
+        after = before
+    else:
+        after = evaluation.means(sets.val, best, k)
     gain = paired(
         [b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed
     )
@@ -377,7 +382,10 @@ def _description(episode: Episode, score: float) -> dict[str, object]:
         )
     ]
     reasons = [reward.reason for reward in episode.rewards if reward.reason]
-    metadata = json.dumps(episode.task.metadata, default=str) if episode.task.metadata else ""
+    if episode.task.metadata:
+        metadata = json.dumps(episode.task.metadata, default=str)
+    else:
+        metadata = ""
     known = f" The task says of itself: {metadata}." if metadata else ""
     return {
         "Inputs": episode.task.main_query or json.dumps(episode.task.init_messages, default=str),

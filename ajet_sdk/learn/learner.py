@@ -299,7 +299,10 @@ class ServedWeights:
     @property
     def lora_rank(self) -> int | None:
         """Rank of the served adapter; None if full weights are served."""
-        lora = getattr(self.model, "active_peft_config", None) if self._lora else None
+        if self._lora:
+            lora = getattr(self.model, "active_peft_config", None)
+        else:
+            lora = None
         if lora is None or lora.r > LARGEST_RANK:
             return None
         unsupported = (

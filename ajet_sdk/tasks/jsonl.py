@@ -54,7 +54,9 @@ def _existing(config: Config, text: str, split: str, name: str = "") -> Path:
 
 
 def _with_files(values: object, path: Path) -> object:
-    return with_files(values, path.parent) if isinstance(values, dict) else values
+    if isinstance(values, dict):
+        return with_files(values, path.parent)
+    return values
 
 
 def json_rows(path: Path) -> Iterator[Row]:

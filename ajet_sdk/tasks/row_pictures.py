@@ -54,7 +54,9 @@ def with_data(values: Mapping[str, Any], directory: Path) -> Json:
     OSError."""
 
     def url(text: str) -> str:
-        return read_picture(text.path).url if isinstance(text, PictureFile) else text
+        if isinstance(text, PictureFile):
+            return read_picture(text.path).url
+        return text
 
     row: Json = mapped(with_files(values, directory), url)
     return row

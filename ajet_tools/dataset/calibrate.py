@@ -111,7 +111,9 @@ class Measurements:
 
     def get(self, task: Task) -> Measurement | None:
         texts = self._cache.get(self._key(task))
-        return Measurement(**json.loads(texts[0])) if isinstance(texts, list) else None
+        if isinstance(texts, list):
+            return Measurement(**json.loads(texts[0]))
+        return None
 
     def put(self, task: Task, measured: Measurement) -> None:
         """Stores a measurement. Raises CacheError."""

@@ -152,11 +152,10 @@ class ErrorEstimate:
         low, high = self.interval
         subject = "rows are wrong"
         if self.passed is not None:
-            subject = (
-                "accepted rows have a wrong answer"
-                if self.passed
-                else "refused rows have a right answer"
-            )
+            if self.passed:
+                subject = "accepted rows have a wrong answer"
+            else:
+                subject = "refused rows have a right answer"
         text = (
             f"{self.wrong / self.labelled:.1%} of the {subject} ({low:.1%} to {high:.1%} at 95 %), by"
             f" {self.labelled:,} random labels of {self.rows:,} rows"

@@ -79,7 +79,10 @@ def read_generated(config: Config) -> Rows:
         _check_apart(seeds, validation)
     files = _generated(config, documents, seeds, validation)
     mapping = config.task_reader.field_mapping
-    train = job_rows(read(files["train"]), mapping) if "train" in files else iter(())
+    if "train" in files:
+        train = job_rows(read(files["train"]), mapping)
+    else:
+        train = iter(())
     if validation is not None:
         return train, json_rows(validation)
     return train, (
@@ -97,7 +100,10 @@ def _generated(
     settings = config.task_reader.data_generation
     generation = generation_config(config, documents, seeds, validation)
     # the defaults of `expand` and `from-docs`
-    verify = "llm" if documents and not config.is_set(f"{_GENERATION}.verify") else settings.verify
+    if documents and not config.is_set(f"{_GENERATION}.verify"):
+        verify = "llm"
+    else:
+        verify = settings.verify
     writer = _writer_of(config)
     mapping = {
         column: target
@@ -275,7 +281,9 @@ def _there(config: Config, text: str, key: str) -> Path:
 def _class_path(config: Config, text: str) -> str:
     """Returns `replies.py->reply` with the file's absolute path."""
     file, _, name = text.replace("->", ":").rpartition(":")
-    return f"{config.resolve(file).resolve()}:{name}" if file.endswith(".py") else text
+    if file.endswith(".py"):
+        return f"{config.resolve(file).resolve()}:{name}"
+    return text
 
 
 def _check_apart(seeds: Path, validation: Path) -> None:
@@ -457,4 +465,6 @@ def _side(values: Mapping[str, Any], share: float) -> str:
     digest = hashlib.blake2b(
         plain_text(text_of(values)).encode("utf-8", "replace"), digest_size=8
     ).digest()
-    return "validation" if int.from_bytes(digest, "big") < share * 2**64 else "train"
+    if int.from_bytes(digest, "big") < share * 2**64:
+        return "validation"
+    return "train"

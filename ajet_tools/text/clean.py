@@ -26,7 +26,10 @@ def counted(count: int, noun: str) -> str:
 
 def one_line(value: object, width: int = 120) -> str:
     """Format a value as one line of at most `width` visible characters."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     text = visible(" ".join(text[: 4 * width].split()))
     return text if len(text) <= width else text[: width - 1] + "…"
 

@@ -47,7 +47,10 @@ def paged() -> Iterator[Console]:
     Piped output is printed directly, as is all output with an empty $PAGER.
     """
     out = console()
-    command = None if not (out.is_terminal and sys.stdin.isatty()) else _command()
+    if not (out.is_terminal and sys.stdin.isatty()):
+        command = None
+    else:
+        command = _command()
     if command is None:
         yield out
         return
@@ -174,9 +177,9 @@ def compact(count: float | None) -> str:
         return ""
     for size, unit in _THOUSANDS:
         if abs(count) >= size:
-            return (
-                f"{count / size:.3g}{unit}" if count / size < 999.5 else f"{count / size:.0f}{unit}"
-            )
+            if count / size < 999.5:
+                return f"{count / size:.3g}{unit}"
+            return f"{count / size:.0f}{unit}"
     return f"{count:.0f}"
 
 

@@ -81,7 +81,10 @@ def open_stored(job: Job) -> StoredSteps | None:
         loads = [
             _of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train
         ]
-        conversations = [] if pairs else [task for task in job.val if "messages" in task.metadata]
+        if pairs:
+            conversations = []
+        else:
+            conversations = [task for task in job.val if "messages" in task.metadata]
         held_out = [
             _of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in conversations
         ]

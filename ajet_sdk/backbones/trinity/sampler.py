@@ -161,7 +161,10 @@ class ServerSampler:
                 "bad_words",
             )
         before = await self.version()
-        served = adapter_name(before) if self._has_adapter and before else self._wrapper.model_path
+        if self._has_adapter and before:
+            served = adapter_name(before)
+        else:
+            served = self._wrapper.model_path
         parameters = sampling_parameters(
             prompt_ids,
             sampling,

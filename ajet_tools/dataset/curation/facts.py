@@ -59,7 +59,10 @@ def facts_of(row: Row) -> RowFacts:
     if excerpt is not None:
         problems.append(("prompt", f"repeats words of a generation prompt: {excerpt}"))
     kinds = kinds_of(row.values)
-    problem = None if _is_plain_task(row.values, kinds) else _problem_of_task(row)
+    if _is_plain_task(row.values, kinds):
+        problem = None
+    else:
+        problem = _problem_of_task(row)
     if problem is not None:
         problems.append(problem)
     form = normalize(text)

@@ -125,7 +125,9 @@ def _shared_start(
 def _without_start(
     messages: list[dict[str, object]], start: list[dict[str, object]]
 ) -> list[dict[str, object]]:
-    return messages[len(start) :] if messages[: len(start)] == start else messages
+    if messages[: len(start)] == start:
+        return messages[len(start) :]
+    return messages
 
 
 def _conversation(values: _Values) -> _Chat:

@@ -118,7 +118,10 @@ class Diversity:
         return self.rows >= LEAST and 2 * self.forms <= self.rows
 
     def as_text(self) -> str:
-        sentences = "1 sentence" if self.forms == 1 else f"{self.forms:,} sentences"
+        if self.forms == 1:
+            sentences = "1 sentence"
+        else:
+            sentences = f"{self.forms:,} sentences"
         example = " ".join(self.example.split())
         shown = example if len(example) <= 80 else f"{example[:79]}…"
         return (

@@ -257,7 +257,9 @@ def _convert(value: Any, node: _Node) -> Any:
         return json.dumps(value)
     if node.kind in ("integer", "number") and kind == "text" and _NUMBER.match(value):
         text = value.replace(",", "").strip()
-        return int(text) if re.fullmatch(r"[-+]?\d{1,18}", text) else float(text)
+        if re.fullmatch(r"[-+]?\d{1,18}", text):
+            return int(text)
+        return float(text)
     if node.kind == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
     return value

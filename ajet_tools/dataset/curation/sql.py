@@ -241,7 +241,10 @@ class _Result:
         arrays = []
         fields = []
         for column, values in zip(table.schema, table.columns, strict=True):
-            array = pa.concat_arrays(values.chunks) if values.chunks else pa.array([], column.type)
+            if values.chunks:
+                array = pa.concat_arrays(values.chunks)
+            else:
+                array = pa.array([], column.type)
             field = self._declared.get(column.name, column)
             if column.name == LINE:
                 array = pc.replace_substring(array, MARK, "\\u")

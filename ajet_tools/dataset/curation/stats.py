@@ -221,7 +221,9 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, object], before: 
 
 def _name(value: object) -> str:
     text = as_text(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return text[: _LONGEST_VALUE - 1] + "…"
 
 
 def ordered(counts: Mapping[Any, int]) -> Sequence[tuple[Any, int]]:

@@ -57,7 +57,10 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
     try:
         text = data.decode(marked or declared or "utf-8")
     except (UnicodeDecodeError, LookupError) as error:
-        says = f"declares {declared}" if declared else "does not declare its encoding"
+        if declared:
+            says = f"declares {declared}"
+        else:
+            says = "does not declare its encoding"
         raise TaskError(
             f"{path} {says}, and cannot be decoded: {error}. Convert it to UTF-8 or pass --with encoding="
         ) from None

@@ -55,7 +55,10 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
             )
         pages = _remove_running_heads([_lines(page) for page in reader.pages])
         if not any(line.text.strip() for line in chain.from_iterable(pages)):
-            count = "its 1 page has" if len(pages) == 1 else f"its {len(pages)} pages have"
+            if len(pages) == 1:
+                count = "its 1 page has"
+            else:
+                count = f"its {len(pages)} pages have"
             raise TaskError(
                 f"{path}: {count} no text (a scan or drawing); run OCR first (`ocrmypdf in.pdf"
                 " out.pdf`)"

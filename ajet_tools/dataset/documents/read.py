@@ -130,7 +130,10 @@ def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
         else:
             raise ConfigError(f"there is no file or directory {named_path}")
         for file in inside:
-            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            if path.is_dir():
+                name = file.relative_to(path).as_posix()
+            else:
+                name = file.name
             documents.setdefault(file.resolve(), (name, file))
     return _unique_names(list(documents.values()))
 
@@ -148,7 +151,10 @@ def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
     again: Counter[str] = Counter()
     unique = []
     for short, path in documents:
-        name = short if counts[short] == 1 else f"{path.resolve().parent.name}/{path.name}"
+        if counts[short] == 1:
+            name = short
+        else:
+            name = f"{path.resolve().parent.name}/{path.name}"
         again[name] += 1
         unique.append((name if again[name] == 1 else f"{name} ({again[name]})", path))
     return unique
@@ -173,7 +179,10 @@ def read_document(path: Path, *, name: str | None = None, encoding: str | None =
 
     Raises TaskError for an unreadable document, MissingExtra if its reader is not installed.
     """
-    kind = SUFFIXES.get(path.suffix.lower(), "text") if str(path) != "-" else "stdin"
+    if str(path) != "-":
+        kind = SUFFIXES.get(path.suffix.lower(), "text")
+    else:
+        kind = "stdin"
     try:
         data = sys.stdin.buffer.read() if kind == "stdin" else b""
         size = len(data) if kind == "stdin" else path.stat().st_size
@@ -216,7 +225,9 @@ def _blocks(path: Path, kind: str, encoding: str | None, data: bytes) -> Iterabl
     if kind == "html":
         return html_blocks(path, data, encoding)
     text = _decode(path, data, encoding)
-    return markdown_blocks(text) if kind in ("markdown", "stdin") else plain_blocks(text)
+    if kind in ("markdown", "stdin"):
+        return markdown_blocks(text)
+    return plain_blocks(text)
 
 
 def _decode(path: Path, data: bytes, encoding: str | None) -> str:

@@ -62,7 +62,9 @@ class Block:
 
     def where(self, index: int) -> str:
         place = self.places[index]
-        return place if isinstance(place, str) else f"{self.name} {self.unit} {place}"
+        if isinstance(place, str):
+            return place
+        return f"{self.name} {self.unit} {place}"
 
     def values(self) -> Iterator[dict[str, Any]]:
         """Yields each row as JSON values."""
@@ -213,5 +215,8 @@ def blocks_of(rows: Iterable[Row], name: str) -> Iterator[Block]:
 def block_of_lines(
     lines: Sequence[str] | pa.Array, name: str, places: Sequence[int] | Sequence[str]
 ) -> Block:
-    array = pa.array(lines, pa.string()) if not isinstance(lines, pa.Array) else lines
+    if not isinstance(lines, pa.Array):
+        array = pa.array(lines, pa.string())
+    else:
+        array = lines
     return Block(name, pa.RecordBatch.from_arrays([array], schema=LINES), places)

@@ -55,7 +55,9 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
             if name not in names
         ]
         frames.append(frame.with_columns(columns))
-    return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
+    if len(frames) == 1:
+        return frames[0]
+    return pl.concat(frames, how="diagonal_relaxed")
 
 
 def _has_frame(file: Path) -> bool:
@@ -70,7 +72,10 @@ def _has_frame(file: Path) -> bool:
 def _scan(file: Path) -> pl.LazyFrame:
     with explain_errors(file):
         try:
-            frame = pl.scan_parquet(file) if file.name.endswith(".parquet") else pl.scan_ipc(file)
+            if file.name.endswith(".parquet"):
+                frame = pl.scan_parquet(file)
+            else:
+                frame = pl.scan_ipc(file)
             frame.collect_schema()
             return frame
         except pl.exceptions.PolarsError:
@@ -81,7 +86,10 @@ def _scan(file: Path) -> pl.LazyFrame:
 
 def _frame_of_rows(rows: Rows) -> pl.LazyFrame:
     blocks = [block.fitted(LINES).data.column(LINE) for block in rows.blocks()]
-    lines = encoded(pa.concat_arrays(blocks)) if blocks else pa.array([], pa.string())
+    if blocks:
+        lines = encoded(pa.concat_arrays(blocks))
+    else:
+        lines = pa.array([], pa.string())
     shapes = shapes_of(lines, exact=False)
     arrays = table_of(
         lines,

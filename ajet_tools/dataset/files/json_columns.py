@@ -339,7 +339,9 @@ def table_of(lines: pa.Array, expressions: Mapping[str, str]) -> list[pa.Array]:
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if column.num_chunks:
+        return pa.concat_arrays(column.chunks)
+    return pa.array([], column.type)
 
 
 def _typed(array: pa.Array, shape: Shape) -> pa.Array:
@@ -369,11 +371,15 @@ def column_value(name: str, shape: Shape) -> str:
     value = f"json_extract(line, {pointer(name)})"
     if shape.is_json:
         keeps_null = shape.absent and shape.nulls
-        return f"{value}::VARCHAR" if keeps_null else f"nullif({value}::VARCHAR, 'null')"
+        if keeps_null:
+            return f"{value}::VARCHAR"
+        return f"nullif({value}::VARCHAR, 'null')"
     if shape.fields is not None or shape.item is not None:
         structure = json.dumps(_structure(shape)).replace("'", "''")
         return f"json_transform({value}, '{structure}')"
-    return f"CAST({text} AS {_TYPES[shape.leaf]})" if shape.leaf in _TYPES else text
+    if shape.leaf in _TYPES:
+        return f"CAST({text} AS {_TYPES[shape.leaf]})"
+    return text
 
 
 def _structure(shape: Shape) -> Any:

@@ -59,7 +59,10 @@ class QueryTables:
         for number, column in enumerate(self.declared):
             self._expressions.append(f"c{number} AS {identifier(column.name)}")
         for name, shape in self._shapes.items():
-            value = _with_json(name, shape) if raw else _to_compare(name, shape)
+            if raw:
+                value = _with_json(name, shape)
+            else:
+                value = _to_compare(name, shape)
             self._expressions.append(f"{value} AS {identifier(name)}")
 
     def _check_names(self) -> None:
@@ -81,7 +84,10 @@ class QueryTables:
 
     def paths(self) -> list[str]:
         """Returns the names of all columns and of the fields within them."""
-        whole = QueryTables(self._rows, None) if self._mentioned is not None else self
+        if self._mentioned is not None:
+            whole = QueryTables(self._rows, None)
+        else:
+            whole = self
         names: list[str] = []
         for column in whole.declared:
             names += _paths_of_type(column.name, column.type)

@@ -77,12 +77,16 @@ def json_value(value: object) -> Any:
         return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return [json_value(inner) for inner in value]
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)
 
 
 def as_text(value: object) -> str:
     """Returns text unchanged, and other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 KINDS = {

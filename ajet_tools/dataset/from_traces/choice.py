@@ -217,9 +217,13 @@ def _failure(row: dict[str, Any], person_opinion: Opinion) -> str | None:
     if person_opinion.correction is not None:
         return "a person corrected the answer"
     if person_opinion.score is not None and person_opinion.score != 0.5:
-        return "a person gave a thumb down" if person_opinion.score < 0.5 else None
+        if person_opinion.score < 0.5:
+            return "a person gave a thumb down"
+        return None
     if row["status"] in ("failed", "timeout"):
-        return f"{row['status']}: {row['cause']}" if row["cause"] else str(row["status"])
+        if row["cause"]:
+            return f"{row['status']}: {row['cause']}"
+        return str(row["status"])
     if row["is_success"] is not None:
         return None if row["is_success"] else "the task was not solved"
     if row["reward"] is not None and row["reward"] < _FAILED_BELOW:

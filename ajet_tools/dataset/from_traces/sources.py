@@ -79,7 +79,9 @@ def opened_sources(
 
 def _studio_in(path: Path) -> Path:
     database = path / "database.sqlite"
-    return database if database.is_file() and not any(path.glob("*.duckdb")) else path
+    if database.is_file() and not any(path.glob("*.duckdb")):
+        return database
+    return path
 
 
 def _is_trace(path: Path) -> bool:

@@ -90,7 +90,10 @@ def traced_tasks(
             and isinstance(answer, str)
             and has_placeholder(answer)
         )
-        problem = "the answer contained personal data or a secret, now redacted" if hidden else None
+        if hidden:
+            problem = "the answer contained personal data or a secret, now redacted"
+        else:
+            problem = None
         yield TracedTask(
             key, task, episode.episode_id, answer, origin, corrected, own_opinion, problem, stored
         )
@@ -105,7 +108,10 @@ def task_key(task: Task) -> str:
     """Hashes the question, ignoring case and white space."""
     turns = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
     turns = turns or [("", plain_text(task.main_query))]
-    more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
+    if task.init_messages:
+        more = {}
+    else:
+        more = {k: v for k, v in task.metadata.items() if k != "answer"}
     text = json.dumps([turns, more], ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -116,7 +122,10 @@ def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
         return [_Question(())]
     if _is_process(episode):
         return [_last_of(conversation) for conversation in all_conversations]
-    named = overall_opinion.correction.call_id if overall_opinion.correction else None
+    if overall_opinion.correction:
+        named = overall_opinion.correction.call_id
+    else:
+        named = None
     later = _question_of_call(named, all_conversations)
     if later is not None and any(m.get("role") == "assistant" for m in later.messages):
         return [later]
@@ -186,7 +195,10 @@ def _task(stored: Task, question: _Question) -> Task:
         if stored.init_messages or not messages:
             return stored
         return stored.model_copy(update={"init_messages": messages})
-    query = parts_of(messages[-1]).text.strip() if messages else stored.main_query
+    if messages:
+        query = parts_of(messages[-1]).text.strip()
+    else:
+        query = stored.main_query
     moved = {
         k: query if v == stored.main_query and v else v
         for k, v in stored.metadata.items()
@@ -221,12 +233,17 @@ def _answer(
     if stored is not None:
         return stored, "task", None
     if accept_output and feedback_opinion.correction is None and "up" in feedback_opinion.kinds:
-        liked = episode.output if question.own and episode.output != "" else None
+        if question.own and episode.output != "":
+            liked = episode.output
+        else:
+            liked = None
         if not isinstance(liked, str | int | float):
             liked = parts_of(question.reply or {"role": "?"}).content.strip()
         value = _value(liked)
         if liked != "":
-            return (liked, "wording", None) if value is None else (value, "output", None)
+            if value is None:
+                return (liked, "wording", None)
+            return (value, "output", None)
     return None, None, None
 
 
@@ -246,7 +263,10 @@ def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
     for call in episode.calls:
         if call.call_id == call_id:
             choices = call.response.get("choices")
-            message = choices[0].get("message") if isinstance(choices, list) and choices else None
+            if isinstance(choices, list) and choices:
+                message = choices[0].get("message")
+            else:
+                message = None
             return isinstance(message, Mapping) and bool(message.get("tool_calls"))
     return False
 

@@ -201,7 +201,10 @@ class Directory:
             written.append(path)
         splits = {name: rows for name, rows in splits.items() if rows}
         if splits:
-            ended = [f"Ended early: {result.stopped}"] if result.stopped is not None else []
+            if result.stopped is not None:
+                ended = [f"Ended early: {result.stopped}"]
+            else:
+                ended = []
             facts = replace(
                 facts,
                 title=self.path.resolve().name,

@@ -62,7 +62,10 @@ class Estimate:
             read = replies * (row_tokens + RUBRIC_TOKENS + source.context_tokens)
             estimate.input_tokens += read
             estimate.output_tokens += replies * ANSWER_TOKENS
-            price = part.endpoint.budget.price if part.endpoint is not None else None
+            if part.endpoint is not None:
+                price = part.endpoint.budget.price
+            else:
+                price = None
             if price is not None:
                 money = price.of(read, replies * ANSWER_TOKENS)
                 estimate.money = (estimate.money or 0.0) + money

@@ -161,7 +161,10 @@ class FromDocs(Source):
             self.fields = self.shape.describe()
         self.examples = as_examples(seeds)
         of_chunks = corpus.share("validation")
-        share = config.validation if config.validation is not None and of_chunks else of_chunks
+        if config.validation is not None and of_chunks:
+            share = config.validation
+        else:
+            share = of_chunks
         self.sides = split_sides(self.examples, config, share, of_seeds=of_chunks)
         self._passes = config.passes if config.count is not None else 1
         self._chunks = {name: corpus.chunks(name, config.seed) for name in self.sides}
@@ -279,7 +282,10 @@ class FromDocs(Source):
             language = config.languages[number // len(config.kinds) % len(config.languages)]
             parameters["language"] = language
         parameters["chunk_size"] = config.chunk_size
-        examples = side.draw(config.shots, chance) if kind == "few-shot" else []
+        if kind == "few-shot":
+            examples = side.draw(config.shots, chance)
+        else:
+            examples = []
         shown = []
         if self.shape is not None:
             shown = [self.shape.example(example.values) for example in examples]
@@ -329,7 +335,9 @@ class FromDocs(Source):
         self, call: Call, values: Mapping[str, Any], verifier: Verifier
     ) -> Mapping[str, Any]:
         """Adds the chunk for verifiers that ask a model, which may not know the facts."""
-        return open_book(values, self._chunk(call).text) if verifier.calls else values
+        if verifier.calls:
+            return open_book(values, self._chunk(call).text)
+        return values
 
     def record(self, call: Call, values: Mapping[str, Any], *, sound: bool) -> None:
         self._questions.setdefault(_place(self._chunk(call)), []).append(text_of(values))

@@ -76,7 +76,10 @@ class LearningValue:
     def after(self, verifier: CombinedVerifier | None) -> CombinedVerifier:
         """Returns a verifier that runs the given one first."""
         before = verifier.parts if verifier is not None else ()
-        name = f"{verifier.name},{self.name}" if verifier is not None else self.name
+        if verifier is not None:
+            name = f"{verifier.name},{self.name}"
+        else:
+            name = self.name
         return CombinedVerifier(name, [*before, VerifierPart(self)])
 
     def as_json(self) -> dict[str, Any]:

@@ -221,7 +221,10 @@ class Pipeline:
 
     def _start_calls(self) -> None:
         """Fills the room for calls in flight, as long as rows are missing."""
-        room = self.config.window if self.result.sound else min(PROBE, self.config.window)
+        if self.result.sound:
+            room = self.config.window
+        else:
+            room = min(PROBE, self.config.window)
         while len(self._flights) < room and self._is_short():
             reply: str | None = None
             if self._answered:
@@ -339,7 +342,10 @@ class Pipeline:
             row = {**candidate.values, "provenance": candidate.provenance}
             self.source.sides[call.side].accept(row)
             self.source.record(call, row, sound=True)
-        self._without_progress = 0 if outcome.sound else self._without_progress + 1
+        if outcome.sound:
+            self._without_progress = 0
+        else:
+            self._without_progress = self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and result.stopped is None:
             result.stopped = NoProgress(
                 f"{NO_PROGRESS} calls in a row gave no row ({result.reasons()}); see rejected.jsonl"
@@ -409,4 +415,6 @@ def _evidence(details: Mapping[str, Any]) -> str:
     if details.get("parts"):
         details = details["parts"][-1]["details"]
     text = "; ".join(f"{name}: {value}" for name, value in details.items())
-    return text if len(text) <= _LONGEST_DETAIL else text[: _LONGEST_DETAIL - 1] + "…"
+    if len(text) <= _LONGEST_DETAIL:
+        return text
+    return text[: _LONGEST_DETAIL - 1] + "…"

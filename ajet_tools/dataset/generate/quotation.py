@@ -80,7 +80,10 @@ def _plain(text: str) -> tuple[str, list[int]]:
     places: list[int] = []
     blank = True
     for place, character in enumerate(text):
-        form = character if character.isascii() else _FORMS.get(ord(character), character)
+        if character.isascii():
+            form = character
+        else:
+            form = _FORMS.get(ord(character), character)
         for char in form.translate(_MARKS):
             if char.isspace():
                 if blank:

@@ -143,7 +143,10 @@ def _first_roots(example: Example, roots_by_id: Mapping[str, Sequence[str]]) -> 
 def _problem(row: Row) -> str | None:
     size = len(json.dumps(row.values, ensure_ascii=False, default=str))
     if size > LARGEST:
-        long = f"{size / 1e6:.1f} MB" if size > 500_000 else f"{size:,} characters"
+        if size > 500_000:
+            long = f"{size / 1e6:.1f} MB"
+        else:
+            long = f"{size:,} characters"
         return (
             f"is {long} long; seeds are part of every prompt and are limited to {LARGEST:,}"
             " characters"

@@ -51,7 +51,10 @@ def open_endpoint(
     if scripted is not None:
         place, _, function = scripted.rpartition(":")
         place, function = (place, function) if place else (scripted, "reply")
-        content = Path(place).read_bytes() if Path(place).is_file() else place.encode()
+        if Path(place).is_file():
+            content = Path(place).read_bytes()
+        else:
+            content = place.encode()
         base_url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         model = f"scripted:{Path(place).name}:{function}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
@@ -92,7 +95,10 @@ class _Scripted(InProcess):
                 for f in traceback.extract_tb(error.__traceback__)
                 if f.filename == self._path
             ]
-            where = f"{self._file} line {lines[-1]}" if lines else str(self._file)
+            if lines:
+                where = f"{self._file} line {lines[-1]}"
+            else:
+                where = str(self._file)
             raise EngineError(f"{where} raised {type(error).__name__}: {error}") from error
 
 
@@ -127,7 +133,10 @@ class ModelSpec:
             raise ConfigError(f"{option} {text}: {name}={value} is no number") from error
         if any(number < _LEAST.get(name, 0) for name, number in requests.items()):
             raise ConfigError(f"{option} {text}: a setting of the model is too small")
-        parsed = None if price is None else Price.parse(price, f"{option} ...,price=IN/OUT")
+        if price is None:
+            parsed = None
+        else:
+            parsed = Price.parse(price, f"{option} ...,price=IN/OUT")
         return cls(text, option, ModelName.parse(place), parsed, key, requests)
 
     @property

@@ -45,7 +45,9 @@ def rows_in(text: str) -> tuple[list[object], str | None]:
 def misread_escape(text: str) -> str | None:
     """Returns the place where an escape of JSON took the beginning of a LaTeX command, if any."""
     match = _MISREAD.search(text)
-    return None if match is None else text[max(0, match.start() - 10) : match.end() + 10]
+    if match is None:
+        return None
+    return text[max(0, match.start() - 10) : match.end() + 10]
 
 
 def _read(text: str) -> tuple[list[object], str | None, int]:

@@ -167,7 +167,10 @@ def _likeness(first: str, second: str, threshold: float, numbers: bool) -> float
         if not numbers:
             return share
         is_short = min(len(first), len(second)) < MARKED
-        differ = marks(first) != marks(second) if is_short else masked(first) == masked(second)
+        if is_short:
+            differ = marks(first) != marks(second)
+        else:
+            differ = masked(first) == masked(second)
         return None if differ else share
     short, long = sorted((first, second), key=lambda text: (len(text), text))
     return _shared_parts(short, long, threshold, numbers)

@@ -93,7 +93,10 @@ def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:
     near = difflib.get_close_matches(
         kind, [known_kind.partition(":")[0] for known_kind in VERIFIERS], n=1
     )
-    hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
+    if near and near[0] != kind:
+        hint = f"did you mean {near[0]}? There"
+    else:
+        hint = "there"
     raise ConfigError(f"--verify {spec!r} is unknown; {hint} are {', '.join(VERIFIERS)}")
 
 

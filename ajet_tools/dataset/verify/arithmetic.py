@@ -159,7 +159,9 @@ class _Calculation:
         return result
 
     def _peek(self) -> str:
-        return self._tokens[self._next] if self._next < len(self._tokens) else ""
+        if self._next < len(self._tokens):
+            return self._tokens[self._next]
+        return ""
 
     def _take(self) -> str:
         token = self._peek()

@@ -128,7 +128,9 @@ class CombinedVerifier:
         for part in self.parts:
             if part.endpoint is not None:
                 place = [part.endpoint.base_url, part.endpoint.model]
-                return None if place == [writer.base_url, writer.model] else place
+                if place == [writer.base_url, writer.model]:
+                    return None
+                return place
         return None
 
 

@@ -68,6 +68,9 @@ def _stated_numbers(row: Mapping[str, object]) -> Iterator[str]:
     for text in texts:
         if isinstance(text, bool) or not isinstance(text, str | int | float):
             continue
-        answer = str(text) if _CODE.search(str(text)) else stated_answer(str(text), question)
+        if _CODE.search(str(text)):
+            answer = str(text)
+        else:
+            answer = stated_answer(str(text), question)
         if number(answer) is not None:
             yield answer

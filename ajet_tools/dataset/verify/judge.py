@@ -164,7 +164,9 @@ def _other_answer(answer: object) -> Any:
     if isinstance(answer, int | float):
         return answer + 1
     value: Fraction | None = number(str(answer))
-    return str(value + 1) if value is not None else f"{answer} (no, the opposite)"
+    if value is not None:
+        return str(value + 1)
+    return f"{answer} (no, the opposite)"
 
 
 @dataclass(frozen=True)

@@ -193,9 +193,10 @@ def conversation_blocks(overview: EpisodeOverview, branch: int) -> Iterator[Bloc
     for call_id in at.chain:
         if call_id not in seen:
             call = overview.calls[call_id]
-            reason = (
-                Part("error", call.error, "error") if call.error else Part("note", "(no reply)")
-            )
+            if call.error:
+                reason = Part("error", call.error, "error")
+            else:
+                reason = Part("note", "(no reply)")
             yield Block(
                 f"{call_id}/none",
                 "no reply",
@@ -221,7 +222,10 @@ def _message(
     given: Mapping[str, Sequence[str]],
     repeated: bool,
 ) -> Block:
-    title = message.role if message.name in ("", "default") else f"{message.role} {message.name}"
+    if message.name in ("", "default"):
+        title = message.role
+    else:
+        title = f"{message.role} {message.name}"
     if message.answers:
         title = f"{message.role}: result of {message.answers}"
     parts = [Part("note", message.note)] if message.note else []
@@ -281,7 +285,10 @@ def _format_versions(call: Call) -> str:
 def format_tokens(call: Call) -> str:
     """Format token counts, `14 → 2 tokens`; without ids, from the provider's usage."""
     if call.output_ids is not None:
-        prompt = "" if call.prompt_ids is None else f"{len(call.prompt_ids):,} → "
+        if call.prompt_ids is None:
+            prompt = ""
+        else:
+            prompt = f"{len(call.prompt_ids):,} → "
         return f"{prompt}{counted(len(call.output_ids), 'token')}"
     usage = call.response.get("usage")
     if not isinstance(usage, Mapping):
@@ -289,7 +296,9 @@ def format_tokens(call: Call) -> str:
     asked, got = (
         next((usage[k] for k in keys if isinstance(usage.get(k), int)), None) for keys in _USAGE
     )
-    return "" if asked is None or got is None else f"{asked:,} → {counted(got, 'token')}"
+    if asked is None or got is None:
+        return ""
+    return f"{asked:,} → {counted(got, 'token')}"
 
 
 _USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
@@ -343,13 +352,15 @@ def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
     parts = []
     for reward in overview.episode.rewards:
         if reward.call_id == call_id or (call_id is None and reward.call_id not in overview.calls):
-            weight = f" × {number(reward.weight)}" if reward.weight != 1 else ""
+            if reward.weight != 1:
+                weight = f" × {number(reward.weight)}"
+            else:
+                weight = ""
             of = f" of agent {reward.agent}" if reward.agent else ""
-            name = (
-                reward.name
-                if call_id is None or reward.name == "reward"
-                else f"reward {reward.name}"
-            )
+            if call_id is None or reward.name == "reward":
+                name = reward.name
+            else:
+                name = f"reward {reward.name}"
             parts.append(
                 Part("text", reward.reason or "", f"{name} {number(reward.value)}{weight}{of}")
             )
@@ -400,7 +411,10 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     output = episode.output
     if output is not None:
         shown = without_pictures(output)
-        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        if isinstance(shown, str):
+            text = shown
+        else:
+            text = json.dumps(shown, ensure_ascii=False)
         yield Block("output", "output", "", "", (Part("text", text),))
     if episode.events:
         looked_up = sum(event.kind == "retrieval" for event in episode.events)
@@ -409,7 +423,10 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         parts = []
         for event in episode.events:
             seconds = (event.ended_at - event.started_at).total_seconds()
-            ended = f"error: {event.error}" if event.error else pretty(event.result)
+            if event.error:
+                ended = f"error: {event.error}"
+            else:
+                ended = pretty(event.result)
             parts.append(
                 Part(
                     "tool",
@@ -443,7 +460,10 @@ def _feedback_blocks(overview: EpisodeOverview) -> Iterator[Block]:
 
 def branch_title(branch: Branch) -> str:
     """Return a short title of a branch."""
-    kind = f"timeline {branch.timeline}" if branch.timeline is not None else "no token ids"
+    if branch.timeline is not None:
+        kind = f"timeline {branch.timeline}"
+    else:
+        kind = "no token ids"
     return f"{branch.agent}{' (judge)' if branch.phase == 'judge' else ''}  {kind}"
 
 

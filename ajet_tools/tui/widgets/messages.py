@@ -83,7 +83,9 @@ class Messages(LineView, can_focus=True):
     @property
     def chosen(self) -> Block | None:
         """Selected block."""
-        return self.blocks[self.cursor] if self.cursor < len(self.blocks) else None
+        if self.cursor < len(self.blocks):
+            return self.blocks[self.cursor]
+        return None
 
     def show(self, blocks: Sequence[Block], *, stay: bool = True, grown: bool = False) -> None:
         """Show other blocks; with `stay`, keep position and selection if their blocks still exist.
@@ -93,9 +95,15 @@ class Messages(LineView, can_focus=True):
         """
         top, offset = self._position()
         index = {block.key: n for n, block in enumerate(blocks)}
-        top_key = self.blocks[top].key if stay and top < len(self.blocks) else None
+        if stay and top < len(self.blocks):
+            top_key = self.blocks[top].key
+        else:
+            top_key = None
         chosen = self.chosen.key if stay and self.chosen else None
-        added = len(index.keys() - {block.key for block in self.blocks}) if grown else 0
+        if grown:
+            added = len(index.keys() - {block.key for block in self.blocks})
+        else:
+            added = 0
         follows = added and self.cursor == len(self.blocks) - 1
         self.new = self.new + added if grown and not follows else 0
         self.blocks = blocks
@@ -132,7 +140,10 @@ class Messages(LineView, can_focus=True):
 
     def highlight(self, needle: str) -> None:
         """Highlight all matches of a text, ignoring case; an empty text clears them."""
-        self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
+        if needle:
+            self._needle = re.compile(re.escape(needle), re.IGNORECASE)
+        else:
+            self._needle = None
         self.refresh()
 
     def fold(self, *, everything: bool = False, unfold: bool | None = None) -> None:
