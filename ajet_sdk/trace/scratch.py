@@ -6,8 +6,10 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
+if TYPE_CHECKING:
+    import duckdb
 
 Settings = Mapping[str, str | bool | int | float | list[str]]
 
@@ -24,6 +26,8 @@ def open_scratch(settings: Settings | None = None) -> duckdb.DuckDBPyConnection:
     By default DuckDB would spill to `.tmp` in the working directory, where a killed process leaves
     it.
     """
+    import duckdb  # commands that only read lines don't need it, and it takes long to load
+
     config = {"temp_directory": str(spill_directory()), **(settings or {})}
     # Without access to files, the directory can't be set any more.
     has_access = config.pop("enable_external_access", True)

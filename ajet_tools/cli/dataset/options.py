@@ -155,14 +155,17 @@ class KeptRows(RowsResult):
     def lines(self) -> Iterator[str]:
         kept = self.rows - sum(self.kinds.values())
         yield f"{counted(kept, 'row')} of {self.rows:,} kept{to_place(self.path)}"
-        for kind, number in self.kinds.items():
-            if number:
-                yield f"  dropped: {counted(number, 'row')} {self.labels[kind]}"
+        yield from self.dropped_lines()
         for example in self.examples:
             yield f"  {example}"
         if self.report:
             yield f"  evidence is in {self.report}"
         yield from self.bad_row_lines()
+
+    def dropped_lines(self) -> Iterator[str]:
+        for kind, number in self.kinds.items():
+            if number:
+                yield f"  dropped: {counted(number, 'row')} {self.labels[kind]}"
 
 
 def left_out_lines(reasons: Mapping[str, int]) -> list[str]:

@@ -66,8 +66,8 @@ class DedupResult(KeptRows):
     answers_differ: int
     """Dropped rows with another answer than the row that was kept."""
 
-    def lines(self) -> Iterator[str]:
-        yield from super().lines()
+    def dropped_lines(self) -> Iterator[str]:
+        yield from super().dropped_lines()
         if self.answers_differ:
             yield (
                 f"  {counted(self.answers_differ, 'row')} of these had another answer than the row"

@@ -94,7 +94,6 @@ class Shape:
 
 @cache
 def connection() -> Any:
-
     return open_scratch({"threads": 1})
 
 

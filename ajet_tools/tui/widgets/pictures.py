@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from textual_image import _terminal
+
+try:
+    _terminal.get_cell_size()
+except (ZeroDivisionError, ValueError):
+    # The terminal has 0 columns, as where its size is not known, or answers with something else.
+    # The sizes are those that textual_image assumes for a terminal that doesn't answer.
+    setattr(_terminal.get_cell_size, "_result", _terminal.CellSize(10, 20))  # noqa: B010
+
 from textual_image import renderable, widget
 
 from ajet_sdk.errors import PictureError
