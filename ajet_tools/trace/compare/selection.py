@@ -63,7 +63,8 @@ def selection(reader: TraceReader, run_id: str, step: int) -> Selection | None:
             WHERE run_id = $1 AND NOT superseded AND split = 'train' AND step <= $2),
         sampled AS (
             SELECT c.episode_id, sum({SAMPLED})::BIGINT AS tokens FROM calls c
-            WHERE c.phase = 'rollout' AND c.trainable GROUP BY c.episode_id),
+            WHERE c.phase = 'rollout' AND c.trainable
+                AND c.episode_id IN (SELECT episode_id FROM chosen) GROUP BY c.episode_id),
         booked AS (
             SELECT episode_id, outcome, sum(tokens) AS tokens FROM ledger
             WHERE run_id = $1 GROUP BY episode_id, outcome),
