@@ -316,8 +316,9 @@ def _insert(
 
 
 _LATER = (
-    "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT"
-    " FROM 'trial' AND episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))"
+    "SELECT episode_id FROM episodes WHERE run_id = $run AND split IS DISTINCT FROM 'trial'"
+    " AND (step > $step OR episode_id IN (SELECT unnest($lost::VARCHAR[])))"
+    " AND episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))"
 )
 """Trials stay: a resumed run has the tasks that they selected."""
 
@@ -328,32 +329,37 @@ def supersede(
     after_step: int,
     booked: Sequence[str] = (),
     kept: Sequence[str] = (),
+    lost: Sequence[str] = (),
 ) -> None:
     """Mark the part of a run after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
     with_kept = {**values, "kept": list(kept)}
-    lost = f"""
+    with_lost = {**with_kept, "lost": list(lost)}
+    unbooked = f"""
         SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id,
             if(e.split = 'trial', 'evaluation', 'superseded'), {SAMPLED}
         FROM calls c LEFT JOIN episodes e USING (episode_id)
         WHERE c.trainable AND c.phase = 'rollout' AND {SAMPLED} > 0
-          AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial')
+          AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial'
+                   OR e.episode_id IN (SELECT unnest($lost::VARCHAR[])))
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
           AND c.episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))
           AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""
     later = "run_id = $run AND step > $step"
     with _optimized(connection), transaction(connection):
         with amending(connection, "ledger", "run_id = $run", {"run": run_id}):
-            connection.execute(f"INSERT INTO ledger {lost}", {**with_kept, "booked": list(booked)})
+            connection.execute(
+                f"INSERT INTO ledger {unbooked}", {**with_lost, "booked": list(booked)}
+            )
             connection.execute(
                 f"UPDATE ledger SET outcome = 'superseded' WHERE {later} AND episode_id NOT IN "
                 "(SELECT episode_id FROM episodes WHERE run_id = $run AND split = 'trial')"
                 " AND episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))",
                 with_kept,
             )
-        with amending(connection, "episodes", f"episode_id IN ({_LATER})", with_kept):
+        with amending(connection, "episodes", f"episode_id IN ({_LATER})", with_lost):
             connection.execute(
-                f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", with_kept
+                f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", with_lost
             )
         for table in ("metrics", "trained"):
             with amending(connection, table, later, values):

@@ -255,14 +255,18 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         after_step: int,
         booked: Sequence[str] = (),
         kept: Sequence[str] = (),
+        lost: Sequence[str] = (),
     ) -> None:
         """Roll a run back to `after_step` for a resume: tokens of later steps become `superseded`.
 
         Calls without ledger entries, left by a kill before their step ended, get them, except for
         those `booked` in another file; metrics and `trained` rows of later steps are deleted.
-        Episodes `kept` stay as they are: a later step trains them.
+        Episodes `kept` stay as they are: a later step trains them. Episodes `lost` are of earlier
+        steps, and never reached the trainer: they become superseded, too.
         """
-        order = _Order(lambda connection: supersede(connection, run_id, after_step, booked, kept))
+        order = _Order(
+            lambda connection: supersede(connection, run_id, after_step, booked, kept, lost)
+        )
         with self._changed:
             self._queue.append(order)
             self._put += 1

@@ -119,6 +119,31 @@ def test_tokens_that_were_trained_after_the_checkpoint_are_booked_once(cluster: 
 
 
 @pytest.mark.slow
+def test_a_group_that_was_lost_on_its_way_to_the_trainer_is_superseded(cluster: Cluster) -> None:
+    """Its step was trained without it, and a checkpoint was written."""
+    cluster.sampled("one", 1)
+    lost = Episode(
+        episode_id="lost",
+        run_id=RUN,
+        step=1,
+        calls=(records(1)[0].model_copy(update={"call_id": "c", "episode_id": "lost"}),),  # type: ignore[arg-type]
+    )
+    with cluster.node("two") as writer:
+        writer.put(*lost.calls, lost)
+    cluster.trained(1)
+    cluster.run.roll_back(1)
+    cluster.run.close_books()
+    assert cluster.query("SELECT episode_id, superseded FROM episodes ORDER BY ALL") == [
+        ("e1", False),
+        ("lost", True),
+    ]
+    assert cluster.query("SELECT call_id, outcome, tokens FROM ledger ORDER BY ALL") == [
+        ("c", "superseded", 2),
+        ("c1", "trained", 2),
+    ]
+
+
+@pytest.mark.slow
 def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None:
     """First the file and the log of a process that is there yet, then what it left in the end, in a
     file alone."""

@@ -148,7 +148,21 @@ class ClusterRun:
         for path in trace_files(self.traces) if any(self.traces.glob("*.duckdb")) else ():
             if path.resolve() != self.writer.path.resolve():
                 with TraceWriter(path) as node_writer:
-                    node_writer.supersede(run_id, step, booked)
+                    lost = self._never_booked(node_writer, step)
+                    node_writer.supersede(run_id, step, booked, lost=lost)
+
+    def _never_booked(self, node_writer: TraceWriter, step: int) -> list[str]:
+        """The training episodes of a node up to a step of which no call is in a ledger: their group
+        was lost on its way to the trainer, as when an engine dies behind the last reply."""
+        rows = node_writer.query(_BY_LEDGER, [self.job.run_id, step]).to_pylist()
+        calls = [row["call_id"] for row in rows]
+        booked = self.writer.query(
+            "SELECT call_id FROM ledger WHERE run_id = ? AND list_contains(?, call_id)",
+            [self.job.run_id, calls],
+        )
+        reached = set(booked["call_id"].to_pylist())
+        lost = {row["episode_id"] for row in rows}
+        return sorted(lost - {row["episode_id"] for row in rows if row["call_id"] in reached})
 
     def is_validated(self) -> bool:
         """Whether the trace has a validation of the last step."""
@@ -327,6 +341,14 @@ def _parameters(model: str) -> int:
 
 _ENDING = 60.0
 """Seconds to wait for other processes to close their trace files."""
+
+_BY_LEDGER = f"""
+    SELECT c.call_id, c.episode_id FROM calls c JOIN episodes e USING (episode_id)
+    WHERE e.run_id = ? AND e.step <= ? AND e.split = 'train' AND e.status = 'succeeded'
+        AND NOT coalesce(e.superseded, false) AND c.trainable AND c.phase = 'rollout'
+        AND {SAMPLED} > 0
+        AND c.episode_id NOT IN (SELECT episode_id FROM ledger)"""
+"""Calls of sound episodes that their node didn't book: those that the driver books."""
 
 _UNBOOKED = f"""
     SELECT e.step, c.episode_id, c.call_id,
