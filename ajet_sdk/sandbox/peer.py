@@ -267,8 +267,8 @@ class Peer:
         if operation == "aiter" and self.code is not None:
             return aiter(values[0])
         if operation == "seed" and self.code is not None:
-            module, seeds = values
-            importlib.import_module(module).seed(*seeds)
+            module, arguments, named = values
+            importlib.import_module(module).seed(*arguments, **named)
             return None
         if operation == "load" and self.code is not None:
             exec(compile(self.code, "program.py", "exec", dont_inherit=True), vars(self.module))

@@ -343,9 +343,11 @@ def share_seeds(tests: str, peer: Peer) -> None:
         module.seed = functools.partial(_seed, module.seed, name, peer)  # type: ignore[attr-defined]
 
 
-def _seed(seed: Callable[..., object], module: str, peer: Peer, *seeds: object) -> None:
-    seed(*seeds)
-    peer.ask("seed", module, seeds)
+def _seed(
+    seed: Callable[..., object], module: str, peer: Peer, /, *values: object, **named: object
+) -> None:
+    seed(*values, **named)
+    peer.ask("seed", module, values, named)
 
 
 def run(tests: str, entry: str, peer: Peer) -> str:

@@ -75,6 +75,11 @@ class Cluster:
                                       outcome="trained", tokens=2) for step in steps))  # fmt: skip
         self.writer.flush()
 
+    def query_unbalanced(self, sql: str) -> list[tuple[Any, ...]]:
+        self.run.copy_traces()
+        with open_trace(self.directory, writer=self.writer) as trace:
+            return [tuple(row.values()) for row in trace.query(sql).to_pylist()]
+
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         self.writer.flush()
         with open_trace(self.directory) as trace:
@@ -140,6 +145,18 @@ def test_a_group_that_was_lost_on_its_way_to_the_trainer_is_superseded(cluster: 
     assert cluster.query("SELECT call_id, outcome, tokens FROM ledger ORDER BY ALL") == [
         ("c", "superseded", 2),
         ("c1", "trained", 2),
+    ]
+
+
+@pytest.mark.slow
+def test_a_step_of_which_nothing_was_reported_is_not_taken_for_lost(cluster: Cluster) -> None:
+    """The driver may have been killed before it booked what was trained."""
+    cluster.sampled("one", 1, 2)
+    cluster.trained(1)
+    cluster.run.roll_back(2)
+    assert cluster.query_unbalanced("SELECT step, superseded FROM episodes ORDER BY step") == [
+        (1, False),
+        (2, False),
     ]
 
 

@@ -145,24 +145,35 @@ class ClusterRun:
             "SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step]
         )
         booked = rows["call_id"].to_pylist()
+        reached = self._booked_by_step(step)
         for path in trace_files(self.traces) if any(self.traces.glob("*.duckdb")) else ():
             if path.resolve() != self.writer.path.resolve():
                 with TraceWriter(path) as node_writer:
-                    lost = self._never_booked(node_writer, step)
+                    lost = self._lost_on_the_way(node_writer, reached)
                     node_writer.supersede(run_id, step, booked, lost=lost)
 
-    def _never_booked(self, node_writer: TraceWriter, step: int) -> list[str]:
-        """The training episodes of a node up to a step of which no call is in a ledger: their group
-        was lost on its way to the trainer, as when an engine dies behind the last reply."""
-        rows = node_writer.query(_BY_LEDGER, [self.job.run_id, step]).to_pylist()
-        calls = [row["call_id"] for row in rows]
-        booked = self.writer.query(
-            "SELECT call_id FROM ledger WHERE run_id = ? AND list_contains(?, call_id)",
-            [self.job.run_id, calls],
-        )
-        reached = set(booked["call_id"].to_pylist())
-        lost = {row["episode_id"] for row in rows}
-        return sorted(lost - {row["episode_id"] for row in rows if row["call_id"] in reached})
+    def _booked_by_step(self, step: int) -> dict[int, set[str]]:
+        """The episodes in the driver's ledger, by step up to one."""
+        sql = "SELECT DISTINCT step, episode_id FROM ledger WHERE run_id = ? AND step <= ?"
+        reached: dict[int, set[str]] = {}
+        for row in self.writer.query(sql, [self.job.run_id, step]).to_pylist():
+            reached.setdefault(row["step"], set()).add(row["episode_id"])
+        return reached
+
+    def _lost_on_the_way(
+        self, node_writer: TraceWriter, reached: Mapping[int, set[str]]
+    ) -> list[str]:
+        """Training episodes of a node that are in no ledger, though others of their step are: their
+        group was lost on its way to the trainer, as when an engine dies behind the last reply.
+
+        Of a step without any entry, the report of the trainer may be lost instead.
+        """
+        rows = node_writer.query(_UNBOOKED_BY_NODE, [self.job.run_id]).to_pylist()
+        return [
+            row["episode_id"]
+            for row in rows
+            if row["step"] in reached and row["episode_id"] not in reached[row["step"]]
+        ]
 
     def is_validated(self) -> bool:
         """Whether the trace has a validation of the last step."""
@@ -342,13 +353,13 @@ def _parameters(model: str) -> int:
 _ENDING = 60.0
 """Seconds to wait for other processes to close their trace files."""
 
-_BY_LEDGER = f"""
-    SELECT c.call_id, c.episode_id FROM calls c JOIN episodes e USING (episode_id)
-    WHERE e.run_id = ? AND e.step <= ? AND e.split = 'train' AND e.status = 'succeeded'
+_UNBOOKED_BY_NODE = f"""
+    SELECT DISTINCT e.step, e.episode_id FROM calls c JOIN episodes e USING (episode_id)
+    WHERE e.run_id = ? AND e.split = 'train' AND e.status = 'succeeded'
         AND NOT coalesce(e.superseded, false) AND c.trainable AND c.phase = 'rollout'
         AND {SAMPLED} > 0
         AND c.episode_id NOT IN (SELECT episode_id FROM ledger)"""
-"""Calls of sound episodes that their node didn't book: those that the driver books."""
+"""Sound episodes that their node didn't book: the driver does, when they were trained."""
 
 _UNBOOKED = f"""
     SELECT e.step, c.episode_id, c.call_id,

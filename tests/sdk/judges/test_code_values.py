@@ -254,6 +254,10 @@ HONEST: dict[str, tuple[str, str]] = {
         "import random\ndef f(): return [random.randint(0, 99) for _ in range(4)]",
         "import random\nrandom.seed(7)\nfirst = f()\nrandom.seed(7)\nassert first == [random.randint(0, 99) for _ in range(4)]\nrandom.seed(7)\nassert f() == first and f() != first",
     ),
+    "seeds by keyword": (
+        "import random\nimport numpy as np\ndef f(): return random.random(), float(np.random.rand())",
+        "import random\nimport numpy as np\nrandom.seed(a=5)\nnp.random.seed(seed=5)\nfirst = f()\nrandom.seed(5, version=2)\nnp.random.seed(seed=5)\nassert f() == first",
+    ),
     "seeds of numpy": (
         "import numpy as np\ndef f(): return np.random.rand(3)",
         "import numpy as np\nnp.random.seed(3)\nfirst = f()\nfrom numpy.random import seed\nseed(3)\nassert (np.random.rand(3) == first).all()",
