@@ -313,6 +313,15 @@ class Config(Section):
                 "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights"
                 " sample a call",
             )
+        common = self.trainer_common
+        updates = common.mini_batch_num * common.ppo_epochs
+        if rollout.carry_over and rollout.max_staleness < (rollout.carry_over + 1) * updates:
+            raise wrong(
+                "rollout.carry_over",
+                f"needs a rollout.max_staleness of at least {(rollout.carry_over + 1) * updates}"
+                f" {{got}}, it is {rollout.max_staleness}: a group that is carried over grows older"
+                " by the updates of each step, and sampling has to be a step ahead",
+            )
         if rollout.trained_models == "separate":
             self._check_separate_models()
         drawn = (rollout.temperature, rollout.top_p, max(rollout.top_k, 0))

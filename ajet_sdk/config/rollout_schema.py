@@ -253,6 +253,13 @@ class Rollout(Section):
         " while the current one trains.",
         ge=0,
     )
+    carry_over: int = key(
+        0,
+        "Steps by which a task's attempts may end late: a step trains the tasks that are done first,"
+        " and waits only for those begun `carry_over` steps earlier. Part of `max_staleness`: the"
+        " rest of it is how far sampling runs ahead.",
+        ge=0,
+    )
 
     @field_validator("compute_madness_checklist", mode="before")
     @classmethod

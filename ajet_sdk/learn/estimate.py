@@ -104,7 +104,7 @@ def estimate(
         state += max(resident_bytes() - _loaded_bytes(trainer), 0)
     if apart:  # the sampler has its own copy of trained weights
         state += sum(p.numel() * p.element_size() for p in trainer.parameters)
-    at_once = per_step * (rollout.max_staleness + 1)
+    at_once = per_step * (rollout.max_staleness - rollout.carry_over + 1)
     rows = min(rollout.max_env_worker, max(at_once, val_episodes))
     sampler = sampler_bytes(model, rows, longest) if sampled else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -131,10 +131,13 @@ def attempts_at(
     step: int,
     purpose: str,
     seed: int,
+    latest_step: int | None = None,
 ) -> list[Attempt]:
     """The attempts of a group, at the task at `position` of a batch.
 
-    `purpose` is "train" or the name of the validation; seeds differ by purpose and step.
+    `purpose` is "train" or the name of the validation; seeds differ by purpose and step. The
+    episodes are recorded as those of `latest_step`, if an earlier one may take them; so a step
+    behind the newest checkpoint is never one of an episode that was not trained.
     """
     group = new_id()
     part = step if purpose == "train" else purpose
@@ -147,7 +150,7 @@ def attempts_at(
             run_id=run_id,
             group_id=group,
             attempt=attempt,
-            step=step,
+            step=latest_step or step,
             split="train" if purpose == "train" else "val",
             seed=seed_of(seed, part, position, attempt),
             group_seed=shared,
@@ -282,18 +285,34 @@ class Rollouts:
     room: asyncio.Semaphore
     """Shared by the batches that are sampled at the same time."""
 
-    def begin_step(self, step: int) -> Rollout:
-        """Start the training episodes of a step: `num_repeat` attempts at each of its tasks."""
+    def begin_groups(
+        self, step: int, positions: Iterable[int], on_change: Callable[[], None]
+    ) -> dict[int, Rollout]:
+        """Start groups of a step: `num_repeat` attempts at each of the tasks at `positions`.
+
+        `on_change` is called when an episode has finished, and at the end of a group.
+        """
         config = self.job.config
-        seed = self.job.config.trainer_common.seed
+        seed = config.trainer_common.seed
         if self.job.growth is not None:
             added = self.job.growth.tasks(step)
         else:
             added = ()
         tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
-        return self.begin(
-            tasks, config.rollout.num_repeat, training_sampling(config), "train", step
-        )
+        begun = {}
+        for position in positions:
+            attempts = attempts_at(
+                tasks[position],
+                position,
+                range(config.rollout.num_repeat),
+                run_id=self.job.run_id,
+                step=step,
+                purpose="train",
+                seed=seed,
+                latest_step=step + config.rollout.carry_over,
+            )
+            begun[position] = Rollout(self, attempts, training_sampling(config), on_change)
+        return begun
 
     def begin_more(self, step: int, episodes: Sequence[Episode]) -> Rollout | None:
         """Start attempts at other tasks to replace groups with equal rewards; None if there are
@@ -362,14 +381,22 @@ class Rollout:
     """A running batch; `episodes` waits for its end."""
 
     def __init__(
-        self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None
+        self,
+        of: Rollouts,
+        attempts: Sequence[Attempt],
+        sampling: SamplingOverride | None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
+        """`on_change` is called when an episode has finished, and at the end."""
         self.size = len(attempts)
         self.finished = 0
+        self._on_change = on_change
         self.started = time.perf_counter()
         self.ended: float | None = None
         self._display: Display | None = None
         self._task = asyncio.create_task(self._run(of, attempts, sampling))
+        if on_change is not None:
+            self._task.add_done_callback(lambda _: on_change())
 
     async def _run(
         self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None
@@ -394,6 +421,21 @@ class Rollout:
         self.finished += 1
         if self._display is not None:
             self._display.advance()
+        if self._on_change is not None:
+            self._on_change()
+
+    @property
+    def is_done(self) -> bool:
+        return self._task.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the batch early, if anything did."""
+        if not self._task.done():
+            return None
+        if self._task.cancelled():
+            return asyncio.CancelledError()
+        return self._task.exception()
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
         """Wait for all episodes, in the order of the attempts; the display shows the number of

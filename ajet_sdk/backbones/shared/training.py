@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ajet_sdk.backbones.shared.carry_over import GroupPlace, SampledSteps, TakenGroups
 from ajet_sdk.backbones.shared.garbage import freeze_gc
 from ajet_sdk.backbones.shared.steps import (
     Rollouts,
@@ -24,7 +25,7 @@ from ajet_sdk.backbones.shared.steps import (
     total_steps,
 )
 from ajet_sdk.backbones.shared.stored import StoredSteps, open_stored
-from ajet_sdk.backbones.shared.swarm import SwarmSteps
+from ajet_sdk.backbones.shared.swarm import CARRIED_BY_CLIENTS, SwarmSteps
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
 from ajet_sdk.config.trainer_schema import Estimator
@@ -85,6 +86,8 @@ async def train(
     config = job.config
     if not job.train and job.swarm is None:
         raise ConfigError("there is no training task; see task_reader")
+    if job.swarm is not None and config.rollout.carry_over:
+        raise ConfigError(CARRIED_BY_CLIENTS)
     stored_steps = open_stored(job)
     stored, replay = (
         (stored_steps, None) if config.trainer_common.algorithm.stored else (None, stored_steps)
@@ -140,7 +143,8 @@ class TrainingRun:
         self.rollouts = Rollouts(job, gateway, writer, learner.engine, room)
         self.validation = Validation(self.rollouts, loggers, total)
         self.swarm: SwarmSteps | None = None
-        self.source: StepSource = self.rollouts
+        self.sampled = SampledSteps(self.rollouts)
+        self.source: StepSource = self.sampled
         if job.swarm is not None:
             self.swarm = SwarmSteps(
                 job, job.swarm, writer, lambda: learner.trainer.updates, loggers, total
@@ -238,6 +242,10 @@ class TrainingRun:
                 )
                 self.sampler.policy_version = self.trainer.updates
             self.done = self.saved = progress.step
+            beyond = [GroupPlace(*place) for place in progress.taken]
+            size = self.config.data.train_batch_size
+            whole = self.done - len(beyond) // size
+            self.sampled.resume(TakenGroups(size, whole, beyond))
             self.loggers.last |= progress.metrics
             self.loggers.say(f"resuming from {newest}: {self.done} of {self.total} steps done")
             self.planned_updates = progress.total_updates
@@ -459,10 +467,10 @@ class TrainingRun:
 
     def _begin_ahead(self, step: int, updates_left: int) -> None:
         """Begin the batches after `step` whose tokens will be at most `max_staleness` updates old
-        when they are trained: that step has `updates_left` to make, each later one at most the
-        same number. The clients of a swarm fill one step at a time."""
-        bound = self.config.rollout.max_staleness
+        when they are trained, also if they are carried over: that step has `updates_left` to make,
+        each later one at most the same number. The clients of a swarm fill one step at a time."""
         most = self.common.mini_batch_num * self.common.ppo_epochs
+        bound = self.config.rollout.max_staleness - self.config.rollout.carry_over * most
         while bound and step + len(self.ahead) < self.total:
             if self.swarm is not None and self.ahead:
                 return
@@ -546,6 +554,7 @@ class TrainingRun:
             shared=checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train),
             metrics=dict(self.loggers.last),
             total_updates=self.trainer.settings.total_updates,
+            taken=sorted(self.sampled.taken.beyond),
         )
         self.writer.flush()
         keep = self.common.keep_checkpoints
