@@ -32,6 +32,8 @@ class GroupMessage(TypedDict):
     """A finished group of attempts."""
 
     step: int
+    position: int
+    """Of the task in its batch."""
     purpose: str
     """`train`, `val` or `val, greedy`."""
     metrics: dict[str, float]
@@ -58,12 +60,23 @@ class MetricsMessage(TypedDict):
     metrics: dict[str, float]
 
 
+class TakenGroup(TypedDict):
+    """A group that a training step took."""
+
+    batch: int
+    position: int
+    episodes: list[str]
+    """Their ids."""
+
+
 class TrainedMessage(TypedDict):
-    """The calls that Trinity's trainer took from the buffer for a step."""
+    """What Trinity's trainer took from the buffer for a step."""
 
     step: int
     calls: list[dict[str, Any]]
     """Fields of `LedgerEntry`."""
+    groups: list[TakenGroup]
+    """Empty in a swarm, whose clients make the episodes."""
 
 
 class Mailbox:
@@ -127,9 +140,19 @@ def emptied(episodes: Sequence[Episode], of_calls: Mapping[str, object]) -> list
 
 
 def group_message(
-    episodes: Sequence[Episode], step: int, purpose: str, metrics: Mapping[str, float]
+    episodes: Sequence[Episode],
+    step: int,
+    position: int,
+    purpose: str,
+    metrics: Mapping[str, float],
 ) -> GroupMessage:
     """The message about a finished group; requests, responses and outputs stay in the node's
     trace."""
     texts = [episode.model_dump_json() for episode in emptied(episodes, _HEAVY)]
-    return {"step": step, "purpose": purpose, "metrics": dict(metrics), "episodes": texts}
+    return {
+        "step": step,
+        "position": position,
+        "purpose": purpose,
+        "metrics": dict(metrics),
+        "episodes": texts,
+    }

@@ -64,7 +64,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     total_updates: int | None = None
     """Planned updates of the whole run; None in checkpoints of older versions."""
-    taken: Sequence[tuple[int, int]] = ()
+    taken: list[tuple[int, int]] = field(default_factory=list)
     """Batch and position of each group that was trained, of batches that have others, with
     `rollout.carry_over`."""
 

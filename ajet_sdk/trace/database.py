@@ -379,13 +379,15 @@ def _optimized(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 def move_to_step(
     connection: duckdb.DuckDBPyConnection, episode_ids: Sequence[str], step: int
 ) -> None:
-    """Set the step of episodes."""
+    """Set the step of episodes, and of their entries in the ledger."""
     chosen = "list_contains($ids, episode_id)"
     ids = {"ids": list(episode_ids)}
-    with transaction(connection), amending(connection, "episodes", chosen, ids):
-        connection.execute(
-            f"UPDATE episodes SET step = $step WHERE {chosen}", {**ids, "step": step}
-        )
+    with transaction(connection):
+        for table in ("episodes", "ledger"):
+            with amending(connection, table, chosen, ids):
+                connection.execute(
+                    f"UPDATE {table} SET step = $step WHERE {chosen}", {**ids, "step": step}
+                )
 
 
 def undeliver(

@@ -279,7 +279,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 raise TraceError(f"the trace writer of {self.path} has stopped")
 
     def move_to_step(self, episode_ids: Sequence[str], step: int) -> None:
-        """Set the step of episodes that were put with another. Doesn't wait."""
+        """Set the step of episodes that were put with another, and of what the ledger has of them.
+        Doesn't wait."""
         order = _Order(lambda connection: move_to_step(connection, episode_ids, step))
         with self._changed:
             if not self._closing:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.backbones.shared.driver import ClusterRun, learning_rate
-from ajet_sdk.cluster.mailbox import group_message
+from ajet_sdk.cluster.mailbox import TrainedMessage, group_message
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
@@ -20,6 +20,7 @@ from ajet_sdk.rollout.outcomes import describe_error
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task
+from ajet_tools.trace.files.check import check
 
 RUN = "r"
 
@@ -161,6 +162,80 @@ def test_a_step_of_which_nothing_was_reported_is_not_taken_for_lost(cluster: Clu
 
 
 @pytest.mark.slow
+def test_calls_of_an_episode_that_ended_with_its_process_are_superseded(cluster: Cluster) -> None:
+    cluster.sampled("one", 1)
+    cluster.trained(1)
+    call = records(2)[0]
+    with cluster.node("two") as writer:
+        writer.put(call)
+    cluster.run.close_books()
+    assert cluster.query("SELECT call_id, outcome, tokens FROM ledger ORDER BY ALL") == [
+        ("c1", "trained", 2),
+        ("c2", "superseded", 2),
+    ]
+    assert check(cluster.directory) == []
+
+
+def report(step: int, *batches: int) -> TrainedMessage:
+    """The trainer took the episodes that `sampled` makes for these batches."""
+    return {
+        "step": step,
+        "calls": [
+            {"episode_id": f"e{batch}", "call_id": f"c{batch}", "outcome": "trained", "tokens": 2}
+            for batch in batches
+        ],
+        "groups": [{"batch": batch, "position": 0, "episodes": [f"e{batch}"]} for batch in batches],
+    }
+
+
+@pytest.mark.slow
+def test_what_a_killed_driver_did_not_hear_of_is_booked_from_the_reports(cluster: Cluster) -> None:
+    """The trainer wrote a checkpoint of the step before the driver had its message."""
+    cluster.sampled("one", 1, 2, 3)
+    cluster.trained(1)
+    cluster.run.roll_back(2, reports=[report(1, 1), report(2, 2)])
+    cluster.run.close_books()
+    assert cluster.query("SELECT step, call_id, outcome FROM ledger ORDER BY ALL") == [
+        (1, "c1", "trained"),
+        (2, "c2", "trained"),
+        (3, "c3", "superseded"),
+    ]
+
+
+@pytest.mark.slow
+def test_groups_that_were_carried_over_are_of_the_step_that_took_them(cluster: Cluster) -> None:
+    """They were recorded as those of the last step that may take them; one of them taught
+    nothing, and its node booked it so."""
+    cluster.sampled("one", 3, 4, 5)
+    with cluster.node("one") as writer:
+        writer.put(
+            LedgerEntry(
+                run_id=RUN,
+                step=4,
+                episode_id="e4",
+                call_id="c4",
+                outcome="zero_advantage",
+                tokens=2,
+            )
+        )
+    first = report(1, 3)
+    second = report(2, 4)
+    second["calls"] = []
+    cluster.run.roll_back(2, reports=[first, second])
+    cluster.run.close_books()
+    assert cluster.query("SELECT step, call_id, outcome FROM ledger ORDER BY ALL") == [
+        (1, "c3", "trained"),
+        (2, "c4", "zero_advantage"),
+        (5, "c5", "superseded"),
+    ]
+    assert cluster.query("SELECT step, superseded FROM episodes ORDER BY step") == [
+        (1, False),
+        (2, False),
+        (5, True),
+    ]
+
+
+@pytest.mark.slow
 def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None:
     """First the file and the log of a process that is there yet, then what it left in the end, in a
     file alone."""
@@ -189,7 +264,7 @@ def test_the_driver_is_told_of_a_group_whatever_its_agents_returned_or_raised() 
     odd = Episode(episode_id="e", output={"board": object()}, calls=(call,))
     told = [
         Episode.model_validate_json(text)
-        for text in group_message([failed, odd], 1, "train", {})["episodes"]
+        for text in group_message([failed, odd], 1, 0, "train", {})["episodes"]
     ]
     assert told[0].error == "ValueError: no answer: ?"
     assert told[1].episode_id == odd.episode_id and [call.call_id for call in told[1].calls] == [

@@ -6,6 +6,7 @@ import base64
 import io
 import itertools
 import random
+from pathlib import Path
 
 import ajet
 
@@ -22,6 +23,9 @@ async def talk(question: str, model: ajet.Model) -> str:
     said = [{"role": "user", "content": question}]
     first = await model.chat(said)
     text = first["content"] or ""
+    if kind == "late":
+        while not Path(question.split()[1]).exists():
+            await asyncio.sleep(0.1)
     if kind == "half" and next(_turns) % 2:
         raise RuntimeError("every other attempt breaks")
     if kind == "turns":

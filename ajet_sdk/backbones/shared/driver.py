@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ import yaml
 
 from ajet_sdk.backbones.shared.mapping import Place
 from ajet_sdk.backbones.shared.steps import total_steps
+from ajet_sdk.backbones.shared.swarm import CARRIED_BY_CLIENTS
 from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.cluster.code import INSTALL, package_code
 from ajet_sdk.cluster.mailbox import namespace_of
@@ -40,10 +42,12 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, LedgerEntry
 
 if TYPE_CHECKING:
+    from ajet_sdk.cluster.mailbox import TrainedMessage
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Job
 
 P = TypeVar("P", bound=Place)
+T = TypeVar("T")
 
 
 @contextmanager
@@ -55,6 +59,8 @@ def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]
     """
     if not job.train and job.swarm is None:
         raise ConfigError("there is no training task; see task_reader")
+    if job.swarm is not None and job.config.rollout.carry_over:
+        raise ConfigError(CARRIED_BY_CLIENTS)
     job = replace(job, config=config_for_cluster(job))
     total = total_steps(job.config, len(job.train))
     with Loggers.of(job, writer, total) as loggers:
@@ -126,12 +132,15 @@ class ClusterRun:
             yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
         )
 
-    def roll_back(self, step: int, kept: Sequence[str] = ()) -> None:
+    def roll_back(
+        self, step: int, kept: Sequence[str] = (), reports: Sequence[TrainedMessage] = ()
+    ) -> None:
         """Resume at a checkpoint: later samples are marked superseded, in the trace files of the
         driver and the nodes.
 
         The nodes' processes have ended. Calls that the driver booked are not booked again. The
-        driver's episodes in `kept` stay.
+        driver's episodes in `kept` stay. `reports` are the trainer's, of the steps up to the
+        checkpoint: a driver that was killed may have missed some.
         """
         if step:
             self.loggers.say(f"resuming after step {step} of {self.total}")
@@ -140,6 +149,8 @@ class ClusterRun:
             self.loggers.say("no checkpoint found; starting at step 0")
         step = step or -1
         run_id = self.job.run_id
+        self._book_missed(reports)
+        steps_taken = _steps_taken(reports)
         self.writer.supersede(run_id, step, kept=kept)
         rows = self.writer.query(
             "SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step]
@@ -149,8 +160,18 @@ class ClusterRun:
         for path in trace_files(self.traces) if any(self.traces.glob("*.duckdb")) else ():
             if path.resolve() != self.writer.path.resolve():
                 with TraceWriter(path) as node_writer:
+                    move_to_steps(node_writer, run_id, steps_taken)
                     lost = self._lost_on_the_way(node_writer, reached)
                     node_writer.supersede(run_id, step, booked, lost=lost)
+
+    def _book_missed(self, reports: Sequence[TrainedMessage]) -> None:
+        """Add what the trainer reported to the ledger, where it is missing."""
+        sql = "SELECT DISTINCT call_id FROM ledger WHERE run_id = ?"
+        booked = set(self.writer.query(sql, [self.job.run_id])["call_id"].to_pylist())
+        for report in reports:
+            entries = ledger_entries(self.job.run_id, report)
+            self.writer.put(*(entry for entry in entries if entry.call_id not in booked))
+        self.writer.flush()
 
     def _booked_by_step(self, step: int) -> dict[int, set[str]]:
         """The episodes in the driver's ledger, by step up to one."""
@@ -200,11 +221,19 @@ class ClusterRun:
             if log.exists():
                 shutil.copy2(log, stale)
 
-    def close_books(self) -> None:
-        """Copy the nodes' traces and complete the ledger."""
+    def close_books(self, reports: Sequence[TrainedMessage] = ()) -> None:
+        """Copy the nodes' traces and complete the ledger. With the trainer's `reports`, episodes
+        that were carried over become those of the step that trained them."""
         self.writer.flush()
+        if self.config.rollout.carry_over:
+            self._move_carried(_steps_taken(reports))
         self.copy_traces()
         close_books(self.writer, self.job.directory, self.job.run_id)
+
+    def _move_carried(self, steps_taken: Mapping[str, int]) -> None:
+        for path in self.traces.glob("trace-*.duckdb"):
+            with when_unlocked(partial(TraceWriter, path)) as node_writer:
+                move_to_steps(node_writer, self.job.run_id, steps_taken)
 
     def export(self, checkpoint: Path) -> Path:
         """Copy a Hugging Face checkpoint to the run's `model` directory and check that it loads.
@@ -362,15 +391,19 @@ _UNBOOKED_BY_NODE = f"""
 """Sound episodes that their node didn't book: the driver does, when they were trained."""
 
 _UNBOOKED = f"""
-    SELECT e.step, c.episode_id, c.call_id,
+    SELECT coalesce(e.step, 0) AS step, c.episode_id, c.call_id,
         {SAMPLED} - coalesce(b.tokens, 0) AS tokens,
-        CASE WHEN e.split = 'val' THEN 'evaluation' WHEN e.status = 'succeeded' THEN 'superseded' ELSE 'failed' END
-            AS outcome
-    FROM calls c JOIN episodes e USING (episode_id)
-    LEFT JOIN (SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id) b
-        USING (call_id)
-    WHERE e.run_id = $1 AND c.trainable AND c.phase = 'rollout'
-        AND {SAMPLED} > coalesce(b.tokens, 0)"""
+        CASE WHEN e.split = 'val' THEN 'evaluation'
+            WHEN e.episode_id IS NULL OR e.status = 'succeeded' THEN 'superseded'
+            ELSE 'failed' END AS outcome
+    FROM calls c LEFT JOIN episodes e USING (episode_id)
+    LEFT JOIN (
+        SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id
+    ) b USING (call_id)
+    WHERE c.trainable AND c.phase = 'rollout' AND {SAMPLED} > coalesce(b.tokens, 0)
+        AND (e.run_id = $1 OR e.episode_id IS NULL
+            AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $1))"""
+"""Calls that are not in the ledger, also those of an episode that ended with its process."""
 
 
 def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
@@ -380,14 +413,51 @@ def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
     node) become `superseded`, interrupted ones `failed`. Waits up to a minute for processes with
     open trace files. Raises TrainingError if a call is booked twice.
     """
+    when_unlocked(partial(_close_books, writer, directory, run_id))
+
+
+def when_unlocked(function: Callable[[], T]) -> T:
+    """Call `function`, again for up to a minute while other processes have trace files open."""
     deadline = time.monotonic() + _ENDING
     while True:
         try:
-            return _close_books(writer, directory, run_id)
+            return function()
         except TraceLocked:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
+
+
+def ledger_entries(run_id: str, report: TrainedMessage) -> list[LedgerEntry]:
+    """The entries of the calls that Trinity's trainer took."""
+    entries = []
+    for call in report["calls"]:
+        row = {**call, "run_id": run_id, "step": report["step"]}
+        known = {name: value for name, value in row.items() if name in LedgerEntry.model_fields}
+        entries.append(LedgerEntry(**known))
+    return entries
+
+
+def _steps_taken(reports: Sequence[TrainedMessage]) -> dict[str, int]:
+    """The step that took each episode."""
+    return {
+        episode_id: report["step"]
+        for report in reports
+        for group in report["groups"]
+        for episode_id in group["episodes"]
+    }
+
+
+def move_to_steps(writer: TraceWriter, run_id: str, steps_taken: Mapping[str, int]) -> None:
+    """Record episodes as those of the steps that took them, where they were begun for others."""
+    sql = "SELECT episode_id, step FROM episodes WHERE run_id = ? AND split = 'train'"
+    moved: dict[int, list[str]] = {}
+    for row in writer.query(sql, [run_id]).to_pylist():
+        step = steps_taken.get(row["episode_id"], row["step"])
+        if step != row["step"]:
+            moved.setdefault(step, []).append(row["episode_id"])
+    for step, episode_ids in moved.items():
+        writer.move_to_step(episode_ids, step)
 
 
 def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections import deque
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +20,21 @@ import trinity.explorer.explorer
 from trinity.common.config import Config
 from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
+from trinity.common.workflows import Task
 from trinity.explorer.explorer import Explorer
-from trinity.explorer.rollout_coordinator import RolloutCoordinator
+from trinity.explorer.rollout_coordinator import (
+    BatchLifecycleState,
+    BatchState,
+    BatchType,
+    RolloutCoordinator,
+)
 from trinity.explorer.scheduler import RunnerWrapper, Scheduler
 from trinity.trainer.trainer import Trainer
 
+from ajet_sdk.backbones.shared.carry_over import GroupPlace, TakenGroups, groups_of_step
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
+from ajet_sdk.backbones.shared.steps import saved_step
 from ajet_sdk.backbones.trinity.adapters import (
     checkpoint_adapter,
     handed_over,
@@ -32,6 +42,7 @@ from ajet_sdk.backbones.trinity.adapters import (
     versions_in_use,
 )
 from ajet_sdk.backbones.trinity.pictures import install as send_pictures
+from ajet_sdk.backbones.trinity.reports import read_reports, reports_of, taken_groups
 from ajet_sdk.cluster.mailbox import mailbox_of
 
 if TYPE_CHECKING:
@@ -69,6 +80,11 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._is_async = self.sync_style == SyncStyle.FULLY_ASYNC
+        self._carry_over = int(config.algorithm.sample_strategy_args["carry_over"])
+        self._trained = saved_step(Path(config.checkpoint_job_dir))
+        """Steps that were trained when this explorer began: of their batches only those groups are
+        sampled that were carried over."""
+        self.last_monitored_step = max(self.last_monitored_step, self._trained)
         self._pulling = asyncio.Lock()
         self._feeding: asyncio.Task[None] | None = None
 
@@ -77,8 +93,15 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
             if self._feeding is None:
                 self._feeding = asyncio.create_task(self._feed_trainer())
             oldest = self.config.algorithm.sample_strategy_args["max_staleness"]
-            await self._wait_for_version(self.explore_step_num - oldest)
-        return bool(await super().explore_step())
+            ahead = oldest - self._carry_over
+            await self._wait_for_version(self.explore_step_num - ahead)
+        goes_on = bool(await super().explore_step())
+        if self._is_async and self.explore_step_num <= self._trained:
+            self._inflight_train_steps.remove(self.explore_step_num)
+        return goes_on
+
+    def need_eval(self) -> bool:
+        return self.explore_step_num > self._trained and bool(super().need_eval())
 
     async def _feed_trainer(self) -> None:
         """Hand the sampled steps to the trainer, in their order, each when it has ended."""
@@ -195,6 +218,67 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
 
 
 class _Coordinator(RolloutCoordinator):  # type: ignore[misc]
+    """Trinity's coordinator; with `rollout.carry_over`, a step takes the groups that are done
+    first, of whichever batch they are."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._size = int(config.buffer.batch_size)
+        self._carry_over = int(config.algorithm.sample_strategy_args["carry_over"])
+        self._in_flight = set[GroupPlace]()
+        self._taken = TakenGroups(self._size)
+        if self._carry_over:
+            job = Path(config.checkpoint_job_dir)
+            trained = saved_step(job)
+            reports = read_reports(reports_of(job), trained)
+            self._taken = taken_groups(reports, trained, self._size)
+
+    async def submit_batch(
+        self,
+        *,
+        batch_id: int | str,
+        tasks: list[Task],
+        batch_type: BatchType,
+        min_wait_num: int | None = None,
+    ) -> None:
+        await super().submit_batch(
+            batch_id=batch_id, tasks=tasks, batch_type=batch_type, min_wait_num=min_wait_num
+        )
+        if self._carry_over and batch_type == "train":
+            batch = int(batch_id)
+            left = self._taken.left(batch)
+            self.scheduler.keep_only(batch, left)
+            self._in_flight |= {GroupPlace(batch, position) for position in left}
+
+    async def _finalize_train_batch(
+        self, batch_state: BatchState, *, timeout: float | None
+    ) -> dict[str, Any]:
+        if not self._carry_over:
+            return dict(await super()._finalize_train_batch(batch_state, timeout=timeout))
+        step = int(batch_state.batch_id)
+        places = await self._wait_for_groups(step, timeout or self.scheduler.default_timeout)
+        self._in_flight -= set(places)
+        results = [self.scheduler.completed_tasks[p.batch].pop(p.position) for p in places]
+        payloads = [payload for result in results for payload in result.experience_payloads]
+        metrics = await self.process_experiences(payloads)
+        batch_state.statuses = {n: result.status for n, result in enumerate(results)}
+        batch_state.state = BatchLifecycleState.FINALIZED
+        self.pending_batches.pop(step)
+        return dict(self._build_batch_result(batch_state, metrics))
+
+    async def _wait_for_groups(self, step: int, seconds: float) -> list[GroupPlace]:
+        """Raises TimeoutError for a group that has not ended after `seconds`, as where every runner
+        that tried it has died."""
+        completed = self.scheduler.completed_tasks
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            done = {p: p.position in completed.get(p.batch, {}) for p in self._in_flight}
+            places = groups_of_step(step, self._size, self._carry_over, done)
+            if places is not None:
+                return places
+            await asyncio.sleep(_LOOK)
+        raise TimeoutError(f"Timeout waiting for the groups of step {step}.")
+
     async def _init_scheduler(self) -> None:
         self.scheduler = _Scheduler(self.config)
         await self.scheduler.start()
@@ -205,6 +289,13 @@ class _Coordinator(RolloutCoordinator):  # type: ignore[misc]
 
 
 class _Scheduler(Scheduler):  # type: ignore[misc]
+    def keep_only(self, batch: int, positions: Sequence[int]) -> None:
+        """Drop the tasks of a batch at other positions; none has begun."""
+        pending = self.pending_tasks.pop(batch, deque())
+        kept = deque(item for item in pending if item[0].task.task_id in positions)
+        if kept:
+            self.pending_tasks[batch] = kept
+
     async def _create_runner(self, runner_id: int) -> None:
         explorer = self.config.explorer
         runner = _Runner(

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.shared.driver import ClusterRun, check_installed, open_run
+from ajet_sdk.backbones.shared.driver import ClusterRun, check_installed, ledger_entries, open_run
 from ajet_sdk.backbones.shared.fit import check_shape
 from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
@@ -33,6 +33,7 @@ from ajet_sdk.backbones.trinity.launch import (
 )
 from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, check, is_on_cpu, to_trinity
+from ajet_sdk.backbones.trinity.reports import read_reports, reports_of, taken_groups
 from ajet_sdk.backbones.trinity.without_vllm import HOOK, install
 from ajet_sdk.cluster.code import INSTALL
 from ajet_sdk.cluster.mailbox import open_mailbox
@@ -45,7 +46,7 @@ from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.policies import Checkpoints
-from ajet_sdk.types import LedgerEntry, Task
+from ajet_sdk.types import Task
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ class _Run(ClusterRun):
         if not (trained and (self.cpu or self.is_validated() or not val)):
             config = await self._with_trinity(place, val, trained)
             if config.mode in ("explore", "bench"):
-                self.close_books()
+                self.close_books(self._reports(place))
                 return self.result(None)
-        self.close_books()
+        self.close_books(self._reports(place))
         if val and not self.cpu and not self.is_validated():
             self.loggers.say(
                 "the trained model was not validated; see Trinity's logs in"
@@ -140,7 +141,7 @@ class _Run(ClusterRun):
             raise
         path = self.export(_newest_model(place, self.cpu))
         await clients.finish(path)
-        self.close_books()
+        self.close_books(self._reports(place))
         return self.result(path)
 
     async def _with_trinity(self, place: TrinityPlace, val: Sequence[Task], trained: bool) -> Any:
@@ -208,15 +209,23 @@ class _Run(ClusterRun):
         finally:
             await engine.aclose()
 
+    def _reports(self, place: TrinityPlace) -> list[TrainedMessage]:
+        return read_reports(reports_of(place.directory), self.total)
+
     def _roll_back(self, place: TrinityPlace, kept: Sequence[str] = ()) -> None:
         """Resume from the newest checkpoint, also in Trinity's explorer, with new logs."""
         step = resume_at(place.directory)
-        self.roll_back(step, kept)
+        reports = read_reports(reports_of(place.directory), step)
+        self.roll_back(step, kept, reports)
         place.directory.mkdir(parents=True, exist_ok=True)
         if (logs := place.directory / "log").is_dir():
             logs.rename(place.directory / f"log.{len(list(place.directory.glob('log.*'))) + 1}")
-        position = {"current_index": step * self.config.data.train_batch_size}
-        state = {"latest_iteration": step, "taskset_states": [position]}
+        size = self.config.data.train_batch_size
+        begin = step
+        if self.config.rollout.carry_over:  # with the first batch that has groups to train
+            begin = taken_groups(reports, step, size).whole
+        position = {"current_index": begin * size}
+        state = {"latest_iteration": begin, "taskset_states": [position]}
         write_whole(place.directory / "explorer_meta.json", json.dumps(state))
 
 
@@ -281,6 +290,7 @@ class TrinityProgress(Progress):
     ) -> None:
         super().__init__(loggers, writer, job, val, total)
         self._clients = clients
+        self._regroups = clients is None
 
     def _metrics(self, message: MetricsMessage) -> None:
         step = int(message["step"])
@@ -292,12 +302,10 @@ class TrinityProgress(Progress):
             self._clients.trained(step)
 
     def _trained(self, message: TrainedMessage) -> None:
-        step = int(message["step"])
-        rows = []
-        for call in message["calls"]:
-            row = {**call, "run_id": self._job.run_id, "step": step}
-            known = {name: value for name, value in row.items() if name in LedgerEntry.model_fields}
-            rows.append(LedgerEntry(**known))
+        step = message["step"]
+        rows = ledger_entries(self._job.run_id, message)
         self._writer.put(*rows)
         if self._clients is not None:
             self._clients.book(step, rows)
+        else:
+            self._regroup(step, message["groups"])

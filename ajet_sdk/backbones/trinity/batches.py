@@ -8,7 +8,9 @@ timelines varies. So the experiences of a step have their number (`info["step_si
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,8 @@ from trinity.buffer.selector.selector import BaseSelector
 from trinity.common.experience import EID, Experience
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks
-from ajet_sdk.cluster.mailbox import mailbox_of
+from ajet_sdk.backbones.trinity.reports import write_report
+from ajet_sdk.cluster.mailbox import TakenGroup, TrainedMessage, mailbox_of
 from ajet_sdk.config.trainer_schema import Aggregation
 from ajet_sdk.learn.objective import TrainedTurns, turn_weights
 from ajet_sdk.samples.build import token_metrics
@@ -81,6 +84,7 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         real = [experience for experience in exps if not _is_blank(experience)] or exps[:1]
         if not real:
             return [], {"timelines": 0.0}
+        groups = [experience.info["group"] for experience in exps if "group" in experience.info]
         timelines = len(real) if not _is_blank(real[0]) else 0
         template = real[0]
         while len(real) % self.multiple_of:
@@ -90,7 +94,7 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
             }
             real.append(filler)
         for experience in real:
-            experience.info["step_size"] = len(real)
+            experience.info |= {"step_size": len(real), "groups": groups}
         return real, {"timelines": float(timelines)}
 
     @classmethod
@@ -131,6 +135,8 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         run_id: the run whose driver gets the report.
         ranks: number of ranks over which the trainer averages; `returns` has the weight of a token (see `plugins`).
         loss_aggregation, loss_length: as in `trainer_common`.
+        reports: directory of the same reports as files.
+        carry_over: as in `rollout`, for the explorer.
     """
 
     def __init__(self, buffer_config: BufferConfig, **arguments: Any) -> None:
@@ -140,6 +146,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         self.ranks = int(arguments.get("ranks", 1))
         self._aggregation: Aggregation = arguments.get("loss_aggregation", "token")
         self._loss_length = int(arguments.get("loss_length", 1))
+        self._reports = str(arguments.get("reports", ""))
 
     async def sample(
         self, step: int, **_: object
@@ -163,7 +170,11 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
                 experience.advantages = torch.zeros_like(experience.advantages)
             rows += [{**call, "outcome": outcome} for call in trained]
         weigh(batch, self.ranks, self._aggregation, self._loss_length)
-        await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
+        groups: list[TakenGroup] = first.info.get("groups", [])
+        report = TrainedMessage(step=step, calls=rows, groups=groups)
+        if self._reports:
+            await asyncio.to_thread(write_report, Path(self._reports), report)
+        await mailbox_of(self._run_id).put.remote("trained", report)
         metrics: dict[str, object] = {
             "train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))
         }
@@ -184,6 +195,8 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
             "ranks": 1,
             "loss_aggregation": "token",
             "loss_length": 1,
+            "reports": "",
+            "carry_over": 0,
         }
 
 

@@ -27,6 +27,7 @@ from ajet_sdk.backbones.shared.mapping import (
     warn,
 )
 from ajet_sdk.backbones.trinity.placement import engines, misplaced
+from ajet_sdk.backbones.trinity.reports import reports_of
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.config.objective import objective_of
 from ajet_sdk.engines.vllm.server import LARGEST_RANK
@@ -134,6 +135,8 @@ _OURS = {
     "algorithm.sample_strategy_args.run_id": "",
     "algorithm.sample_strategy_args.ranks": "",
     "algorithm.sample_strategy_args.max_staleness": "rollout.max_staleness",
+    "algorithm.sample_strategy_args.carry_over": "rollout.carry_over",
+    "algorithm.sample_strategy_args.reports": "",
     "algorithm.advantage_fn_args.multiple_of": "",
     "buffer.batch_size": "data.train_batch_size",
     "buffer.total_steps": "trainer_common.total_steps",
@@ -191,18 +194,24 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
         bound = None
     if not all(isinstance(number, int) for number in (*intervals, offset or 0)):
         return
+    if style != _ASYNC and rollout.carry_over:
+        raise ConfigError(
+            f"trinity.synchronizer.sync_style: {style}: rollout.carry_over works in the style"
+            f" {_ASYNC}; remove what `trinity: {{synchronizer: …}}` sets"
+        )
     if style != "fixed":
         if bound is None:
             raise ConfigError(
                 f"trinity.synchronizer.sync_style: {style} does not bound how old tokens are; set "
                 "rollout.max_staleness, the maximum age of a trained token in updates"
             )
-        if style == _ASYNC and intervals[1] - 1 > bound:
+        least = intervals[1] - 1 + rollout.carry_over
+        if style == _ASYNC and least > bound:
             raise ConfigError(
                 f"trinity.synchronizer.sync_interval: {intervals[1]}: weights travel every"
-                f" {intervals[1]} updates, so tokens are up to {intervals[1] - 1} updates old when"
+                f" {intervals[1]} updates, so tokens are up to {least} updates old when"
                 f" they are trained, and rollout.max_staleness: {bound} could not be kept; set"
-                f" rollout.max_staleness: {intervals[1] - 1} or more"
+                f" rollout.max_staleness: {least} or more"
             )
         age = bound
     elif intervals[0] != intervals[1]:
@@ -243,6 +252,8 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
             "run_id": place.run_id,
             "loss_aggregation": config.trainer_common.loss_aggregation,
             "loss_length": objective_of(config)["loss_length"],
+            "carry_over": config.rollout.carry_over,
+            "reports": str(reports_of(place.directory)),
         },
         **_loss(config),
         "loss_agg_mode": "token-mean",

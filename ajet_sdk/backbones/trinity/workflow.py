@@ -23,7 +23,7 @@ from ajet_sdk.backbones.trinity.batches import blank
 from ajet_sdk.backbones.trinity.handover import handover_of
 from ajet_sdk.backbones.trinity.mapping import ALTERNATING, is_on_cpu
 from ajet_sdk.backbones.trinity.sampler import ServerSampler, ServiceSampler
-from ajet_sdk.cluster.mailbox import group_message, mailbox_of
+from ajet_sdk.cluster.mailbox import TakenGroup, group_message, mailbox_of
 from ajet_sdk.config.config import Config
 from ajet_sdk.engines.picture_text import PictureSpan, picture_spans
 from ajet_sdk.gateway.episode import SamplingOverride
@@ -127,16 +127,21 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
             step=step,
             purpose=purpose,
             seed=node.config.trainer_common.seed,
+            latest_step=step + node.config.rollout.carry_over if purpose == "train" else None,
         )
         episodes = await node.run(attempts, sampling)
         batch = None
         if purpose == "train":
             batch = build_batch(node.config, episodes, node.tokenizer, node.writer)
-        message = group_message(episodes, step, purpose, batch.metrics if batch else {})
+        metrics = batch.metrics if batch else {}
+        message = group_message(episodes, step, position, purpose, metrics)
         await mailbox_of(node.run_id).put.remote("group", message)
         node.writer.flush()
         made = experiences_of(batch, episodes, node.tokenizer) if batch else []
-        return made or [blank()]
+        made = made or [blank()]
+        ids = [episode.episode_id for episode in episodes]
+        made[0].info["group"] = TakenGroup(batch=step, position=position, episodes=ids)
+        return made
 
     def _purpose(self, config: Config) -> tuple[str, SamplingOverride | None]:
         """The purpose of the group, as named in `Progress`, and its sampling."""

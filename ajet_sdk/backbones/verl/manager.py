@@ -187,7 +187,7 @@ class AjetManager:
             for at, name in enumerate(name for name in groups if name not in done):
                 runner = self._runners[at % len(self._runners)]
                 running[runner.run.remote(groups[name], sampling)] = name, runner
-            lost = self._gather(running, done, purpose)
+            lost = self._gather(running, done, list(groups), purpose)
             if not lost:
                 break
             if not losses_left:
@@ -209,10 +209,11 @@ class AjetManager:
         self,
         running: dict[ObjectRef, tuple[str, ActorHandle]],
         done: dict[str, list[Episode]],
+        order: Sequence[str],
         purpose: str,
     ) -> list[RayActorError]:
-        """Wait for all groups and send each to the driver. Returns the errors of lost runners,
-        which are replaced."""
+        """Wait for all groups and send each to the driver; `order` is that of their tasks. Returns
+        the errors of lost runners, which are replaced."""
         lost = []
         while running:
             (reference,), _ = ray.wait(list(running), num_returns=1)
@@ -223,9 +224,9 @@ class AjetManager:
                 lost.append(error)
                 self._replace(runner)
                 continue
-            self._mailbox.put.remote(
-                "group", group_message(done[name], done[name][0].step, purpose, {})
-            )
+            episodes = done[name]
+            message = group_message(episodes, episodes[0].step, order.index(name), purpose, {})
+            self._mailbox.put.remote("group", message)
         return lost
 
     def _start(self, node: str) -> ActorHandle:
