@@ -23,6 +23,7 @@ TEMPERATURE = 0.8
 LOSSES: list[dict[str, Any]] = [
     {},
     {"ratio_level": "sequence", "loss_aggregation": "sample", "clip_ratio_low": 0.05},  # GSPO
+    {"ratio_level": "turn", "loss_aggregation": "sample", "clip_ratio_low": 0.05},
     {"clip_type": "one_sided"},  # CISPO
     {"clip_type": "soft", "loss_aggregation": "agent"},  # SAPO
     {"clip_ratio_max": 1.5, "loss_aggregation": "turn"},  # dual clip

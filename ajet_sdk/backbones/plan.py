@@ -19,6 +19,10 @@ USUAL_MEMORY = 80 * GB
 _MOST_NODES = 16
 Changes = Mapping[str, object]
 """Values by path of a config key."""
+_CHECKPOINTING = {"model.gradient_checkpointing": True}
+_LORA = {"model.lora.enabled": True}
+_BOTH = {**_LORA, **_CHECKPOINTING}
+_SHORTER = (16_384, 8_192, 4_096, 2_048)
 
 
 def plan(
@@ -27,10 +31,15 @@ def plan(
     memory: float = USUAL_MEMORY,
     longest: int | None = None,
 ) -> Fit:
-    """How a run of backbone trinity or verl fits GPUs of `memory` bytes; `longest`: see `fit`.
+    """How a run of backbone trinity, verl or local fits GPUs of `memory` bytes; `longest`: see
+    `fit`.
 
     Raises ConfigError for another backbone.
     """
+    if config.backbone == "local":
+        from ajet_sdk.backbones.shared.fit_local import fit_local  # loads torch
+
+        return fit_local(config, shape, memory, longest)
     common = config.trainer_common
     total = common.nnodes * common.n_gpus_per_node
     if config.backbone == "verl":
@@ -45,8 +54,8 @@ def plan(
         )
     if config.backbone != "trinity":
         raise ConfigError(
-            f"backbone {config.backbone}: a plan is for clusters; say which one (--backbone trinity"
-            " or verl). local says at the start of a run how much memory it needs"
+            f"backbone {config.backbone} has no plan; name another one: --backbone local, trinity or"
+            " verl"
         )
     made = fit(
         config,
@@ -71,11 +80,26 @@ def mend(
     if shape.context is not None and config.rollout.max_model_len > shape.context:
         shorter["rollout.max_model_len"] = shape.context
         config = with_changes(config, shorter)
-    for changes in _candidates(config, shape):
+    if config.backbone == "local":
+        candidates = _smaller(config, longest)
+    else:
+        candidates = _candidates(config, shape)
+    for changes in candidates:
         changed = with_changes(config, changes)
         if not plan(changed, shape, memory, longest).problems:
             return {**shorter, **changes}
     return None
+
+
+def _smaller(config: Config, longest: int | None) -> Iterator[Changes]:
+    """What makes a run on one device smaller, the smallest change first."""
+    yield from (_CHECKPOINTING, _LORA, _BOTH)
+    if longest is not None:  # conversations were recorded, and are as long as they are
+        return
+    shorter = [n for n in _SHORTER if n < config.rollout.max_model_len]
+    for changes in (_CHECKPOINTING, _BOTH):
+        for length in shorter:
+            yield {**changes, "rollout.max_model_len": length}
 
 
 def _candidates(config: Config, shape: ModelShape) -> Iterator[Changes]:

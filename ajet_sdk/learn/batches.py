@@ -338,10 +338,14 @@ def _sampling_column(sampling: Sampling) -> npt.NDArray[np.float32]:
     return np.array(how, dtype=np.float32)[:, None]
 
 
-def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
+def tokens_of_a_pass(
+    model: PreTrainedModel, *, checkpointing: bool, memory: float | None = None
+) -> int:
     """Default number of tokens in a training pass: activations take at most a quarter of the
-    device's memory, and on a CPU at most 2 GiB."""
-    if model.device.type == "cuda":
+    memory of a GPU (None: of the model's device), and on a CPU at most 2 GiB."""
+    if memory is not None:
+        limit = memory * _SHARE
+    elif model.device.type == "cuda":
         limit = torch.cuda.mem_get_info(model.device)[1] * _SHARE
     else:
         limit = min(_CPU_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)

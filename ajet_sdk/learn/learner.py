@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.engines.local.loading import enable_checkpointing, load_model
 from ajet_sdk.engines.local.products import inner_model, instructions, products_of
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.local.vision import check_vision, vision_of
@@ -192,11 +192,7 @@ def _load_model(config: Config, path: Path | str, say: Callable[[str], None]) ->
     )
     check_all_linear(config, path, model)
     if source.gradient_checkpointing:
-        enable = getattr(
-            model, "activation_checkpointing_enable", None
-        )  # the name in newer versions
-        (enable or model.gradient_checkpointing_enable)()
-        model.enable_input_require_grads()
+        enable_checkpointing(model)
     if products_of(model) != model.dtype:
         say(
             f"matrices are multiplied in bfloat16 ({instructions() or 'slow on this CPU'}): sampler"

@@ -90,9 +90,13 @@ class PlanResult(Result):
             where = "rollout.max_model_len"
         else:
             where = "recorded"
+        if config.backbone == "local":
+            devices = f"1 {made.cards[0].name}"
+        else:
+            devices = f"{common.nnodes} × {common.n_gpus_per_node} GPUs"
         say(
-            f"backbone {config.backbone}: {common.nnodes} × {common.n_gpus_per_node} GPUs of"
-            f" {made.memory / GB:g} GB; conversations of {length:,} tokens ({where})"
+            f"backbone {config.backbone}: {devices} of {made.memory / GB:g} GB; conversations of"
+            f" {length:,} tokens ({where})"
         )
         rows = [
             {
@@ -119,7 +123,11 @@ class PlanResult(Result):
             for path, value in self.changes.items():
                 say(f"  ajet.{path}={'null' if value is None else str(value).lower()}")
         elif self.changes is None:
-            say("No change of parallel sizes, offloading or up to 16 machines makes it fit.")
+            if config.backbone == "local":
+                tried = "an adapter, checkpointed activations or shorter conversations"
+            else:
+                tried = "parallel sizes, offloading or up to 16 machines"
+            say(f"No change of {tried} makes it fit.")
 
 
 def plan(
@@ -131,20 +139,22 @@ def plan(
     nodes: Annotated[int | None, Option(min=1, help="Machines. Default: the config's.")] = None,
     memory: Annotated[float, Option(min=1, help="Memory of a GPU, in GB.")] = 80.0,
     backbone: Annotated[
-        Literal["trinity", "verl"] | None, Option(help="In place of the config's backbone.")
+        Literal["trinity", "verl", "local"] | None,
+        Option(help="In place of the config's backbone."),
     ] = None,
     trace: Annotated[
         Path | None,
         Option(help="A trace of the agent: its conversations' lengths in place of the maximum."),
     ] = None,
 ) -> PlanResult:
-    """Show whether a run on a cluster fits its GPUs, and what to change if it doesn't.
+    """Show whether a run fits its GPUs, and what to change if it doesn't.
 
     Reads only the model's config.json. Exits with 1 if the run doesn't fit.
 
     \b
     ajet plan job.yaml
     ajet plan job.yaml --backbone trinity --gpus 8 --nodes 2 --memory 80
+    ajet plan job.yaml --backbone local --memory 24
     ajet plan job.yaml ajet.model.path=Qwen/Qwen2.5-32B-Instruct ajet.rollout.tensor_parallel_size=2
     ajet plan job.yaml --trace launcher_record/job
     """

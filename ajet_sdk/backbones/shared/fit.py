@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 GB = 1e9
-_RESERVE = 2.0 * GB
+RESERVE = 2.0 * GB
 """Of a GPU: CUDA's context, buffers of NCCL, kernels' workspace."""
 _GAPS = 1.1
 """Allocated over used memory of a trainer, as blocks leave gaps."""
@@ -200,7 +200,7 @@ def _trainer_parts(
         states["optimizer"] = 0.0
     if common.use_kl_loss and not lora.enabled:  # the base model without its adapter
         states["reference"] = 4 * parameters / gpus
-    states["reserve"] = _RESERVE
+    states["reserve"] = RESERVE
     tokens = max(common.micro_batch_tokens or MICRO_BATCH_TOKENS, longest)
     tokens = -(-tokens // common.ulysses_sequence_parallel_size)
     experts_used = min(shape.experts, 8)

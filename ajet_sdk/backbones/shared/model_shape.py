@@ -69,10 +69,11 @@ class ModelShape:
             ends += self.matrices * (self.hidden + self.inner)
         return self.layers * rank * ends
 
-    def kv_bytes(self, tensor_parallel: int = 1) -> int:
-        """Bytes of keys and values of one token on each of `tensor_parallel` GPUs, in 16 bits."""
+    def kv_bytes(self, tensor_parallel: int = 1, size: int = 2) -> int:
+        """Bytes of keys and values of one token on each of `tensor_parallel` GPUs, of `size` bytes
+        a number."""
         heads = max(1, -(-self.kv_heads // tensor_parallel))
-        return 2 * 2 * self.layers * heads * self.head_size
+        return 2 * size * self.layers * heads * self.head_size
 
 
 def shape_of(values: Mapping[str, Any], where: str = "config.json") -> ModelShape:

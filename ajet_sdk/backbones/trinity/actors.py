@@ -76,6 +76,8 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
 
     model_version: int
     """Updates behind the engines' weights; -1 until they are known."""
+    last_monitored_step: int
+    """The newest step that was handed to the trainer."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from trinity.algorithm import AdvantageFn
 from trinity.algorithm.algorithm import MultiStepGRPOAlgorithm
@@ -110,7 +111,7 @@ def weigh(
     experiences: Sequence[Experience], ranks: int, aggregation: Aggregation, loss_length: int
 ) -> None:
     """Set `returns` to the weight of each token in the loss, times the number of ranks, over which
-    Trinity averages."""
+    Trinity averages. Its sign changes from one turn to the next, also for a weight of 0."""
     turns = []
     for experience in experiences:
         trained = experience.info.get("trained") or []
@@ -121,9 +122,11 @@ def weigh(
         agent = (experience.info.get("episode_id", ""), experience.info.get("agent", ""))
         turns.append(TrainedTurns(agent, sizes))
     weights = turn_weights(turns, aggregation, loss_length)
-    for experience, weights_N in zip(experiences, weights, strict=True):
+    for experience, of_turns, weights_N in zip(experiences, turns, weights, strict=True):
+        signs = [-1.0 if n % 2 else 1.0 for n in range(len(of_turns.sizes))]
+        signs_N = np.repeat(np.array(signs, np.float32), of_turns.sizes)
         experience.returns = torch.zeros_like(experience.advantages)
-        experience.returns[experience.action_mask] = torch.from_numpy(weights_N * ranks)
+        experience.returns[experience.action_mask] = torch.from_numpy(weights_N * signs_N * ranks)
 
 
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]

@@ -468,11 +468,6 @@ def check(config: Config) -> None:
             f"model.lora.r: {config.model.lora.r}; vLLM serves adapters of a rank up to"
             f" {LARGEST_RANK}"
         )
-    if common.ratio_level == "turn":
-        wrong.append(
-            "trainer_common.ratio_level: turn; Trinity's loss does not see where turns begin; set"
-            " token or sequence, or use backbone local"
-        )
     if common.algorithm.adv_estimator == "reinforce_plus_plus":
         wrong.append(
             "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole"

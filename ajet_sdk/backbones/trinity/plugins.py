@@ -5,7 +5,7 @@ verl sums the losses of a rank's micro-batches and averages over ranks; Trinity'
 sums over sequences. The loss itself must therefore be scaled to the batch. Trinity's own losses
 average over each micro-batch: the gradient would grow with the number of micro-batches, and tokens
 in short ones would count more. Here `returns`, which is otherwise unused, has the weight of each
-token times the number of ranks (see `WholeSteps`).
+token times the number of ranks, with a sign that changes from turn to turn (see `weigh`).
 
 The monitor sends the metrics of Trinity's explorer and trainer to the driver through the `Mailbox`.
 """
@@ -35,12 +35,17 @@ class _Tokens:
     sampler_N: torch.Tensor
     advantages_N: torch.Tensor
     rows_N: torch.Tensor
+    is_odd_turn_N: torch.Tensor
     old_N: None = None
     """A step has one update, so these are the log-probabilities of its own pass."""
 
     def segments_N(self, level: Literal["turn", "sequence"]) -> torch.Tensor:
-        assert level == "sequence", "the mapping refuses turns, which these tensors do not show"
-        return self.rows_N
+        """Index of the turn or row of each trained token."""
+        if level == "sequence":
+            return self.rows_N
+        begins_N = self.rows_N.new_zeros(self.rows_N.shape)
+        begins_N[1:] = (self.rows_N.diff() != 0) | (self.is_odd_turn_N.int().diff() != 0)
+        return begins_N.cumsum(0)
 
 
 class BatchLoss(PolicyLossFn):  # type: ignore[misc]
@@ -79,11 +84,13 @@ class BatchLoss(PolicyLossFn):  # type: ignore[misc]
         if not trained.any():
             return (logprob * 0.0).sum(), {}
         rows = torch.atleast_2d(trained).nonzero()[:, 0]
-        tokens = _Tokens(old_logprob[trained], advantages[trained], rows)
+        signed_N = returns[trained]
+        weights_N = signed_N.abs()
+        tokens = _Tokens(old_logprob[trained], advantages[trained], rows, signed_N.signbit())
         reference_N = None if ref_logprob is None else ref_logprob[trained]
         scored = Scored(logprob[trained], None)
         loss_N, seen = policy_loss(scored, tokens, self.settings, reference_N)
-        loss = (loss_N * returns[trained]).sum()
+        loss = (loss_N * weights_N).sum()
         apart_N = (tokens.sampler_N - scored.logprobs_N).detach()
         metrics = {
             "pg_loss": float(loss.detach()),
@@ -91,7 +98,7 @@ class BatchLoss(PolicyLossFn):  # type: ignore[misc]
             "ppo_kl": float(apart_N.mean()),
         }
         if reference_N is not None:
-            metrics["kl_loss"] = float((seen["kl"].detach() * returns[trained]).sum())
+            metrics["kl_loss"] = float((seen["kl"].detach() * weights_N).sum())
         return loss, metrics
 
     @classmethod
@@ -124,7 +131,7 @@ class BatchEntropy(EntropyLossFn):  # type: ignore[misc]
         self, entropy: torch.Tensor, action_mask: torch.Tensor, **tensors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length)."""
-        bonus = (entropy * action_mask * tensors["returns"]).sum()
+        bonus = (entropy * action_mask * tensors["returns"].abs()).sum()
         return self.entropy_coef * bonus, {"entropy_loss": float(bonus.detach())}
 
 

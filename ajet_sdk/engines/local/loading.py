@@ -21,14 +21,15 @@ from ajet_sdk.engines.local.weights import (
     read_adapter,
     read_causal_lm,
 )
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, first_line
 from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.tokens.pictures import takes_pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ajet_sdk.config.config import Config
-    from ajet_sdk.config.schema import Lora
+    from ajet_sdk.config.schema import Lora, ModelSource
 
 _SMALL = 20_000_000
 """Parameters below which a single thread is faster."""
@@ -54,14 +55,7 @@ def load_model(
     target = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     )
-    kind = (
-        (torch.bfloat16 if target.type == "cuda" else torch.float32)
-        if dtype == "auto"
-        else _dtype(dtype)
-    )
-    products = kind
-    if target.type == "cpu" and kind == torch.bfloat16:
-        kind = torch.float32
+    kind, products = _types(dtype, on_gpu=target.type == "cuda")
     if attn_implementation.startswith("flash") and (target.type != "cuda" or kind == torch.float32):
         raise ConfigError(
             f"model.attn_implementation: {attn_implementation} needs bfloat16 on a GPU, but the"
@@ -99,7 +93,66 @@ def load_model(
         )
     if adapter_on is not None:
         model = _with_adapter(model, Path(path), base, trainable=lora is not None)
-    elif lora is not None and lora.enabled:
+        lora = None
+    model = _prepared(model, lora, trains_tower)
+    if (
+        target.type == "cpu"
+        and "OMP_NUM_THREADS" not in os.environ
+        and model.num_parameters() < _SMALL
+    ):
+        torch.set_num_threads(1)
+    if products != kind:
+        multiply_in(model, products)  # pyright: ignore[reportArgumentType]
+    return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
+
+
+def model_without_weights(
+    path: str | Path, source: ModelSource, *, on_gpu: bool
+) -> PreTrainedModel:
+    """The model of a section `model` on the device `meta`, of its `config.json` alone, as
+    `load_model` prepares it for a GPU or a CPU. Raises ConfigError."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind, products = _types(source.dtype, on_gpu=on_gpu)
+    model_class = AutoModelForImageTextToText if takes_pictures(path) else AutoModelForCausalLM
+    try:
+        shape = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code)
+        with torch.device("meta"):
+            model = model_class.from_config(shape, dtype=kind)
+    except LOAD_ERRORS as error:
+        raise ConfigError(
+            f"model.path: {path} cannot be built as a causal language model: {first_line(error)}"
+        ) from error
+    lora = source.lora if source.lora.enabled else None
+    model = _prepared(model, lora, source.vision_tower == "trained")
+    if products != kind:
+        multiply_in(model, products)
+    if source.gradient_checkpointing:
+        enable_checkpointing(model)
+    return model
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Compute activations again in the backward pass, in place of keeping them."""
+    enable = getattr(model, "activation_checkpointing_enable", None)  # the name in newer versions
+    (enable or model.gradient_checkpointing_enable)()
+    model.enable_input_require_grads()
+
+
+def _types(dtype: str, *, on_gpu: bool) -> tuple[torch.dtype, torch.dtype]:
+    """The types of the weights and of the products of `model.dtype`."""
+    if dtype == "auto":
+        kind = torch.bfloat16 if on_gpu else torch.float32
+    else:
+        kind = _dtype(dtype)
+    if not on_gpu and kind == torch.bfloat16:
+        return torch.float32, kind
+    return kind, kind
+
+
+def _prepared(model: PreTrainedModel, lora: Lora | None, trains_tower: bool) -> PreTrainedModel:
+    """The model with a new adapter, if any is to be trained."""
+    if lora is not None and lora.enabled:
         targets = lora.target_modules
         model = add_adapter(
             model,
@@ -111,15 +164,7 @@ def load_model(
     if not trains_tower:
         freeze_tower(model)
     _untie_adapted(model)
-    if (
-        target.type == "cpu"
-        and "OMP_NUM_THREADS" not in os.environ
-        and model.num_parameters() < _SMALL
-    ):
-        torch.set_num_threads(1)
-    if products != kind:
-        multiply_in(model, products)  # pyright: ignore[reportArgumentType]
-    return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
+    return model
 
 
 def _with_adapter(

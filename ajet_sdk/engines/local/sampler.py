@@ -364,11 +364,16 @@ def _call(
         _log.debug("An event loop was closed while one of its calls was being sampled.")
 
 
+KV_SHARE = 0.3
+"""Share of a GPU's free memory for keys and values."""
+KV_ON_CPU = 1 << 30
+
+
 def kv_budget(device: torch.device) -> int:
-    """Bytes for keys and values: 1 GiB on a CPU, 30 % of the free memory on a GPU."""
+    """Bytes for keys and values: 1 GiB on a CPU, a share of the free memory on a GPU."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * 0.3)
-    return 1 << 30
+        return int(torch.cuda.mem_get_info(device)[0] * KV_SHARE)
+    return KV_ON_CPU
 
 
 class SamplingCopy:
