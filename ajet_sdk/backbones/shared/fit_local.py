@@ -31,8 +31,11 @@ def fit_local(config: Config, shape: ModelShape, memory: float, longest: int | N
     Raises ConfigError for a model that transformers can't build.
     """
     source = config.model
+    assert source.path is not None, "the shape is that of a path"
     on_gpu = source.device != "cpu"
-    model = model_without_weights(config.resolve(source.path), source, on_gpu=on_gpu)
+    local = config.resolve(source.path)
+    path = local if local.is_dir() else source.path
+    model = model_without_weights(path, source, on_gpu=on_gpu)
     checkpointing = source.gradient_checkpointing
     if longest is None:
         longest = longest_conversation(config, model)
