@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,20 +92,19 @@ class SampledSteps:
 
     def begin_step(self, step: int) -> SampledStep:
         """Begin the batches up to a step."""
+        groups = []
         for batch in range(self._begun + 1, step + 1):
             positions = self.taken.left(batch)
             begun = self._rollouts.begin_groups(batch, positions, self._changed.set)
             for position, rollout in begun.items():
                 self._groups[GroupPlace(batch, position)] = rollout
+                groups.append(rollout)
         self._begun = max(self._begun, step)
-        return SampledStep(self, step)
+        return SampledStep(self, step, groups)
 
-    async def take(self, step: int, display: Display | None) -> list[Episode]:
+    async def take(self, step: int, display: Display | None) -> list[Rollout]:
         """Wait for the groups of a step and take them; the display shows their finished episodes.
-
-        Episodes that were begun for another step become those of this one. Raises the error of any
-        group in flight.
-        """
+        Raises the error of any group in flight."""
         shown = 0
         while True:
             self._changed.clear()
@@ -118,13 +117,7 @@ class SampledSteps:
                 break
             await self._changed.wait()
         self.taken.add(places)
-        episodes: list[Episode] = []
-        for place in places:
-            episodes += await self._groups.pop(place).episodes(None, "")
-        moved = [episode.episode_id for episode in episodes if episode.step != step]
-        if moved:
-            self._rollouts.writer.move_to_step(moved, step)
-        return [episode.model_copy(update={"step": step}) for episode in episodes]
+        return [self._groups.pop(place) for place in places]
 
     def _chosen(self, step: int) -> list[GroupPlace] | None:
         done = {}
@@ -143,19 +136,27 @@ class SampledSteps:
         ]
         return sum(nlargest(self.size, candidates))
 
+    def move(self, episodes: Sequence[Episode], step: int) -> list[Episode]:
+        """Record episodes as those of the step that trains them."""
+        moved = [episode.episode_id for episode in episodes if episode.step != step]
+        if not moved:
+            return list(episodes)
+        self._rollouts.writer.move_to_step(moved, step)
+        return [episode.model_copy(update={"step": step}) for episode in episodes]
+
     async def stop(self) -> None:
         """Stop the groups in flight."""
         await asyncio.gather(*(rollout.stop() for rollout in self._groups.values()))
 
 
 class SampledStep:
-    """A `StepBatch`: the groups that a step of `SampledSteps` takes."""
+    """A `StepBatch`: the groups that were begun for a step, and later those that it takes."""
 
-    def __init__(self, steps: SampledSteps, step: int) -> None:
+    def __init__(self, steps: SampledSteps, step: int, groups: Sequence[Rollout]) -> None:
         self._steps = steps
         self._step = step
-        self._started = time.perf_counter()
-        self._ended: float | None = None
+        self._groups = groups
+        self._begun = time.perf_counter()
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
         """Wait for the groups, and return their episodes group by group. An error or a cancellation
@@ -163,12 +164,14 @@ class SampledStep:
         if display is not None:
             display.begin(title, self._steps.size * self._steps.repeats)
         try:
-            return await self._steps.take(self._step, display)
+            self._groups = await self._steps.take(self._step, display)
         except BaseException:
             await self._steps.stop()
             raise
-        finally:
-            self._ended = time.perf_counter()
+        episodes: list[Episode] = []
+        for group in self._groups:
+            episodes += await group.episodes(None, "")
+        return self._steps.move(episodes, self._step)
 
     async def stop(self) -> None:
         """Stop every group in flight, as the run ends."""
@@ -177,8 +180,16 @@ class SampledStep:
     @property
     def seconds(self) -> float:
         """Duration in seconds, so far or in total."""
-        return (self._ended or time.perf_counter()) - self._started
+        return self._ended(time.perf_counter()) - self._started
 
     def overlap(self, begin: float, end: float) -> float:
         """Seconds of running time between two `time.perf_counter` values."""
-        return max(0.0, min(end, self._ended or end) - max(begin, self._started))
+        return max(0.0, min(end, self._ended(end)) - max(begin, self._started))
+
+    @property
+    def _started(self) -> float:
+        return min((group.started for group in self._groups), default=self._begun)
+
+    def _ended(self, now: float) -> float:
+        """When the last group ended, or `now`."""
+        return max((group.ended or now for group in self._groups), default=self._begun)
