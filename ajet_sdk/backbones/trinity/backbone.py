@@ -172,7 +172,13 @@ class _Run(ClusterRun):
                     f"trinity.mode: {config.mode}: a swarm's server trains; remove the key"
                 )
             progress = TrinityProgress(
-                self.loggers, self.writer, self.job, val, self.total, self.clients
+                self.loggers,
+                self.writer,
+                self.job,
+                val,
+                self.total,
+                self.clients,
+                trains=config.mode == "both",
             )
             listening = asyncio.create_task(progress.listen(open_mailbox(self.job.run_id)))
             try:
@@ -287,10 +293,12 @@ class TrinityProgress(Progress):
         val: Sequence[Task],
         total: int,
         clients: ClientSteps | None = None,
+        *,
+        trains: bool = True,
     ) -> None:
         super().__init__(loggers, writer, job, val, total)
         self._clients = clients
-        self._regroups = clients is None
+        self._regroups = trains and clients is None
 
     def _metrics(self, message: MetricsMessage) -> None:
         step = int(message["step"])
