@@ -34,7 +34,7 @@ from ajet_sdk.run import run, train
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from tests.tinker.servers import IDS, Server
 from tests.tinker.servers import train as train_client
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
@@ -335,6 +335,34 @@ def test_the_next_batch_is_sampled_while_the_service_trains(
     train(config, workflow=talk, judge=length)
     assert max(values(config, "train/staleness_max").values()) == 1
     assert any(share > 0 for share in values(config, "time/overlap").values())
+
+
+def test_a_straggler_is_trained_later_and_holds_up_no_step_before(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
+    config = job(
+        tmp_path, server, tiny, rollout={"max_staleness": 3, "carry_over": 2}, total_steps=5
+    )
+    began = []
+
+    @ajet.workflow
+    async def agent(question: str, model: ajet.Model) -> str:
+        began.append(question)
+        is_straggler = len(began) == 1
+        reply = await model.chat([{"role": "user", "content": question}])
+        if is_straggler:
+            await until_async(lambda: 2 in values(config, "train/policy_version"))
+        return reply["content"] or ""
+
+    train(config, workflow=agent, judge=length)
+    with open_trace(config.directory) as reader:
+        rows = reader.query(
+            """SELECT step, min(policy_version) AS version FROM episodes JOIN calls USING (episode_id)
+            GROUP BY group_id, step"""
+        ).to_pylist()
+    assert {row["step"] for row in rows} == {1, 2, 3, 4, 5}
+    assert any(row["step"] == 3 and row["version"] == 0 for row in rows)
+    assert max(values(config, "train/staleness_max").values()) <= 3
 
 
 def test_a_signal_leaves_a_state_at_the_service(tmp_path: Path, server: Server, tiny: Path) -> None:
