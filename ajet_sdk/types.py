@@ -41,6 +41,12 @@ Outcome = Literal[
 ]  # fmt: skip
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Json = dict[str, Any]
+
+
+class FixedMessages(list[Any]):
+    """Messages of a request that nobody changes: one that comes again is the same object."""
+
+
 """A JSON object, such as a message, a request or the row of a table."""
 JsonView = Mapping[str, Any]
 """A read-only JSON object."""

@@ -38,6 +38,8 @@ T = TypeVar("T")
 _log = logging.getLogger("ajet")
 
 NO_LIMIT = 2**31
+_OTHERWISE_GIVEN = {"self", "messages", "tools", "continue_last", "at"}
+"""Names of a template's variables, and of parameters on the way to it, that no request may set."""
 LARGE_TEXT = 2**18
 """Characters of a request whose prompt is built in a thread: about 60,000 tokens, which take tens
 of milliseconds."""
@@ -111,10 +113,17 @@ class Chat:
         return await self._apart(self.count, ask)
 
     async def _apart(self, function: Callable[[Ask], T], ask: Ask) -> T:
-        if not is_large(ask):
+        if not is_large(ask, self._known(ask)):
             return function(ask)
         async with self._large:  # one at a time, for its memory
             return await asyncio.to_thread(function, ask)
+
+    def _known(self, ask: Ask) -> int:
+        """The number of leading messages that repeat a recent request of the agent, and are
+        therefore checked and have their form for the template."""
+        if ask.messages is None:
+            return 0
+        return self.tokens(ask.episode_id, ask.agent).known(ask.messages)
 
     def begin(self, ask: Ask) -> Conversation:
         """Tokenize a request. Raises RequestRefused, ContextOverflow."""
@@ -138,18 +147,26 @@ class Chat:
         if ask.messages is None:
             return array("i", self._plain(ask.prompt)), None
         prompt = self._prompt(ask)
-        return array("i", prompt.ids), prompt  # a buffer, which converts to an array by one copy
+        return prompt.ids, prompt
 
     def count(self, ask: Ask) -> int:
         """Count the tokens of the prompt. Raises RequestRefused."""
         return len(self._ids(ask)[0])
 
     def _prompt(self, ask: Ask) -> Prompt:
-        messages = self._checked_messages(ask.messages)
+        messages = ask.messages or ()
+        self._check_messages(messages, self._known(ask))
         tools = _checked_tools(ask.tools)
         arguments = ask.options.get("chat_template_kwargs") or {}
         if not isinstance(arguments, Mapping):
             raise RequestRefused("chat_template_kwargs must be an object", "chat_template_kwargs")
+        taken = _OTHERWISE_GIVEN & arguments.keys()
+        if taken:
+            raise RequestRefused(
+                f"chat_template_kwargs has {', '.join(sorted(taken))}, which a template gets from"
+                " ajet; leave it out",
+                "chat_template_kwargs",
+            )
         if ask.options.get("reasoning_effort") is not None:
             arguments = {"reasoning_effort": ask.options["reasoning_effort"], **arguments}
         self._check_tools(messages, tools or ())
@@ -158,11 +175,11 @@ class Chat:
             messages, tools, continue_last=goes_on, **arguments
         )
 
-    def _checked_messages(self, messages: Any) -> list[dict[str, object]]:
-        """The messages. Raises RequestRefused if one is malformed or has a part that the model
-        doesn't take."""
+    def _check_messages(self, messages: Sequence[Any], known: int) -> None:
+        """Raise RequestRefused if a message is malformed or has a part that the model doesn't take.
+        The first `known` were checked before."""
         taken = {*_TEXT, "image_url"} if self.takes_pictures else _TEXT
-        for index, message in enumerate(messages):
+        for index, message in enumerate(messages[known:], known):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
             calls = message.get("tool_calls")
@@ -176,7 +193,6 @@ class Chat:
                         f"messages[{index}] contains a part of type {kind!r}: {self._limits()}",
                         "messages",
                     )
-        return list(messages)
 
     def _limits(self) -> str:
         """Which parts of a message the model takes."""
@@ -307,7 +323,7 @@ class Chat:
             logprobs = logprobs and logprobs[:kept_ids]
             tokens = tokens and tokens[:kept_ids]
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
-        message = self._message(conversation, parsed, ids, index)
+        message = self._message(conversation.prompt, parsed, ids, index)
         builder = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
         builder.commit(conversation.prompt, ids, message, conversation.sampling.stop)
         cut = len(sampled.output_ids) - len(ids)
@@ -363,7 +379,7 @@ class Chat:
         return low
 
     def _message(
-        self, conversation: Conversation, parsed: Parsed, ids: Sequence[int], index: int
+        self, prompt: Prompt, parsed: Parsed, ids: Sequence[int], index: int
     ) -> dict[str, object]:
         message: dict[str, object] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning is not None:
@@ -371,7 +387,7 @@ class Chat:
         if parsed.calls:
             message["tool_calls"] = [
                 {
-                    "id": written or call_id(conversation.prompt_ids, ids, index, number),
+                    "id": written or call_id(prompt.digest, ids, index, number),
                     "type": "function",
                     "function": {"name": name, "arguments": arguments},
                 }
@@ -465,15 +481,16 @@ class TokenEngine:
         await self.sampler.aclose()
 
 
-def is_large(ask: Ask) -> bool:
-    """Whether building the prompt takes so long that it must not hold up other episodes."""
+def is_large(ask: Ask, known: int) -> bool:
+    """Whether building the prompt takes so long that it must not hold up other episodes. Its first
+    `known` messages were built before."""
     if ask.messages is None:
         return isinstance(ask.prompt, str) and len(ask.prompt) > LARGE_TEXT
-    if len(ask.messages) > LARGE_MESSAGES:
+    if len(ask.messages) - known > LARGE_MESSAGES:
         return True
     # One plain loop, since every request asks: recursion would take three times as long.
     length = 0
-    waiting: list[object] = [*ask.messages, ask.tools]
+    waiting: list[object] = [*ask.messages[known:], ask.tools]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):

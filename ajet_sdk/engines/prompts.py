@@ -16,8 +16,8 @@ rendered text of its prompt and out(c) its sampled ids. Then:
 Pictures are compared by their pixels, since all of one size have the same ids
 (`engines.picture_text`).
 
-Every call renders the whole conversation (a later message may change the rendering of an earlier
-one), but each token is encoded once and each text is compared once.
+A call renders what may differ from the last one's text (`tokens.rendering`: a later message may
+change the rendering of an earlier one), each token is encoded once, and each text is compared once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
-from operator import itemgetter
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,13 @@ import numpy as np
 from ajet_sdk.engines.picture_text import PictureText
 from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.samples.prefixes import IdHash, common_start
 from ajet_sdk.samples.splits import Side, Texts, align, explain
 from ajet_sdk.tokens.jinja import Shown
 from ajet_sdk.tokens.pieces import CutPoints, PieceEncoder
+from ajet_sdk.tokens.rendering import Rendering, same_start
 from ajet_sdk.tokens.template import ChatTemplate, Message, clean, meaning
+from ajet_sdk.types import FixedMessages
 
 
 @dataclass(eq=False)
@@ -51,7 +54,7 @@ class Prompt:
     """The prompt of a call. The engine samples after `ids`; the prompt and the sampled ids then go
     to `commit`."""
 
-    ids: list[int]
+    ids: array[int]
     """The exact ids: those of the continued call, its sampled ids, and the newly encoded rest."""
     reused: int
     """Number of leading ids from an earlier call."""
@@ -67,27 +70,38 @@ class Prompt:
         """The pictures in `ids`."""
         return self.call.pictures
 
+    @property
+    def digest(self) -> bytes:
+        """A hash of `ids`."""
+        return self.call.hashed.digest()
+
 
 @dataclass(eq=False)
 class _Call:
     side: Side
+    raw: Sequence[object]
+    """The messages of the request."""
     formed: list[Message]
     """The messages in the form for the template, with earlier tool calls as first rendered."""
+    renamed: dict[object, object]
+    """The ids in `formed` of tool calls that have others in `raw`."""
     keys: list[bytes]
     """keys[i] identifies the meaning of messages[: i + 1]."""
     text: str | None
     """F(call); None if the text of a later call, `holder`, starts with it."""
     size: int
+    decode: Callable[[Sequence[int]], str]
     holder: _Call | None = None
     parent: _Call | None = None
     new_ids: array[int] = field(default_factory=partial(array, "i"))
+    hashed: IdHash = field(default_factory=IdHash)
+    """Hash of the ids of the prompt."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Those of the whole prompt."""
     output_ids: array[int] = field(default_factory=partial(array, "i"))
     decoded: str | None = None
     """`sampled`; dropped once a later call continues this one, as it is rarely needed then."""
     formed_reply: Message | None = None
-    decode: Callable[[Sequence[int]], str] = str
     begun: Message | None = None
     """The assistant message that the reply continues: the last message of the request, not in
     `formed` and `keys`."""
@@ -105,8 +119,7 @@ class _Call:
             pieces += [call.output_ids, call.new_ids]
             call = call.parent
         ids = array("i")
-        for piece in reversed(pieces):
-            ids += piece
+        ids.frombytes(b"".join(reversed(pieces)))  # one copy, whatever the number of turns
         return ids
 
     def text_of_prompt(self) -> str:
@@ -118,7 +131,8 @@ class _Call:
 
 @dataclass(eq=False)
 class _Request:
-    """The messages of a request: a copy, cleaned, in the form for the template, and their keys."""
+    """The messages of a request, which nobody changes, cleaned, in the form for the template, and
+    their keys."""
 
     raw: list[object]
     cleaned: list[Message]
@@ -154,6 +168,8 @@ class PromptBuilder:
         self._last: _Call | None = None
         self._recent: deque[_Request] = deque(maxlen=8)
         self._tools: list[Shown] = []
+        self._rendering: Rendering | None = None
+        """The last one, which the next may continue."""
         self._spelling: bytes | None = None
         """The exact encoding of the last request's tools."""
 
@@ -175,25 +191,30 @@ class PromptBuilder:
             request = self._form(template, messages)
             formed = list(request.formed)
             keys = request.keys
+            renamed = dict[object, object]()
             candidates = self._candidates(request)
-            if candidates:
-                formed = _respell(formed, [*candidates[0].formed, candidates[0].formed_reply or {}])
-            tools = self._known(tools)
+            deepest = next(candidates, None)
+            if deepest is not None:
+                renamed = _respell(formed, request.raw, deepest)
+            tools = self._same_tools(tools)
             if continue_last:
                 text = template.render_begun(formed, tools, at=self._at, **template_kwargs)
             else:
-                text = template.render(formed, tools, at=self._at, **template_kwargs)
+                self._rendering = template.rendering(
+                    formed, tools, template_kwargs, at=self._at, last=self._rendering
+                )
+                text = self._rendering.text
             rendered = text
             if self._seeing is not None:
                 text = self._seeing.written(text, self._seeing.pictures_of(request.cleaned))
             side = Side(request.cleaned, tools, template_kwargs)
-            call = _Call(side, formed, keys, text, len(text), decode=self._decode)
-            cause = self._continue(call, text, candidates)
+            call = _Call(side, request.raw, formed, renamed, keys, text, len(text), self._decode)
+            cause = self._continue(call, text, deepest, candidates)
             if continue_last:
                 call.formed = formed[:-1]
                 call.keys = keys[:-1]
                 call.begun = request.cleaned[-1]
-            ids = call.ids_of_prompt().tolist()
+            ids = call.ids_of_prompt()
             return Prompt(ids, len(ids) - len(call.new_ids), cause, call, rendered)
 
     def commit(
@@ -237,7 +258,7 @@ class PromptBuilder:
     def _template(self) -> ChatTemplate:
         return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
 
-    def _known(self, tools: Sequence[Mapping[str, object]] | None) -> list[Shown] | None:
+    def _same_tools(self, tools: Sequence[Mapping[str, object]] | None) -> list[Shown] | None:
         """The tools; those of the last request if they are identical, with their cached
         rendering."""
         if tools is None:
@@ -251,8 +272,7 @@ class PromptBuilder:
 
     def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, object]]) -> _Request:
         """Clean, form and identify the messages; those that repeat a recent request are reused."""
-        known = ((_common(messages, request.raw), request) for request in self._recent)
-        echoed, recent = max(known, key=itemgetter(0), default=(0, None))
+        echoed, recent = self._echoed(messages)
         if recent is None:
             request = _Request([], [], [], [])
         else:
@@ -263,12 +283,30 @@ class PromptBuilder:
             cleaned = clean(message)
             if self._seeing is not None:
                 cleaned = self._seeing.seen(cleaned)
-            request.raw.append(_copy(message))
+            request.raw.append(message if isinstance(messages, FixedMessages) else _copy(message))
             request.cleaned.append(cleaned)
             request.formed.append(template.form_cleaned(self._apart(cleaned)))
             request.keys.append(_key(request.keys[-1] if request.keys else b"", cleaned))
         self._recent.append(request)
         return request
+
+    def known(self, messages: Sequence[object]) -> int:
+        """The number of leading messages that repeat a recent request's."""
+        return self._echoed(messages)[0]
+
+    def _echoed(self, messages: Sequence[object]) -> tuple[int, _Request | None]:
+        """The recent request with most of the same leading messages, and their number."""
+        most = 0
+        best = None
+        for request in tuple(self._recent):  # another thread may add one
+            if isinstance(messages, FixedMessages):
+                count = same_start(messages, request.raw)
+            else:
+                count = _equal_start(messages, request.raw)
+            if count > most:
+                most = count
+                best = request
+        return most, best
 
     def _apart(self, value: Any) -> Any:
         """A message or tool whose text can't be taken for a picture."""
@@ -278,24 +316,24 @@ class PromptBuilder:
         """The text of sampled ids, as it is in the text of a later prompt."""
         return str(self._apart(self._tokenizer.decode(ids)))
 
-    def _candidates(self, request: _Request) -> list[_Call]:
+    def _candidates(self, request: _Request) -> Iterator[_Call]:
         """The calls that a request may continue by the meaning of its messages, the deepest first.
 
         Of replies with equal meaning, those whose ids and spelling the client repeats come first.
         """
-        candidates: list[_Call] = []
         for n in range(len(request.keys) - 1, -1, -1):
             calls = self._answered.get(request.keys[n], [])[::-1]
             if len(calls) > 1:
                 spelt = [_spelling(m) for m in request.formed[: n + 1]]
                 calls.sort(key=partial(_likeness, spelt), reverse=True)
-            candidates += calls
-        return candidates
+            yield from calls
 
-    def _continue(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
+    def _continue(
+        self, call: _Call, text: str, deepest: _Call | None, others: Iterator[_Call]
+    ) -> str | None:
         """Find the call to continue and encode the rest, else encode all; returns why it is not the
         deepest."""
-        for parent in candidates:
+        for parent in () if deepest is None else chain((deepest,), others):
             if not text.startswith(parent.text_of_prompt()):
                 continue
             end = align(parent.sampled, text, parent.size)
@@ -307,11 +345,11 @@ class PromptBuilder:
             if parent.text is not None:
                 parent.text = None
                 parent.holder = call
-            if parent is candidates[0]:
+            if parent is deepest:
                 return None
-            return self._cause(call, text, candidates)
+            return self._cause(call, text, deepest)
         self._take_new_ids(call, text)
-        return self._cause(call, text, candidates)
+        return self._cause(call, text, deepest)
 
     def _take_new_ids(self, call: _Call, text: str) -> None:
         """Encode the text that follows the parent's sampled ids, or the whole text without a
@@ -329,6 +367,10 @@ class PromptBuilder:
             else:
                 ids.extend(self._after([*before, *ids][-4:], piece))
         call.new_ids = ids
+        if parent is not None:
+            call.hashed = parent.hashed.copy()
+            call.hashed.update(parent.output_ids)
+        call.hashed.update(ids)
         if self._seeing is None:
             return
         begin = 0
@@ -371,16 +413,30 @@ class PromptBuilder:
                 yield way
         yield self._tokenizer.encode(tail)
 
-    def _cause(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
+    def _cause(self, call: _Call, text: str, deepest: _Call | None) -> str | None:
         """Why a call does not continue the deepest earlier call that its messages extend; None for
         a first call."""
         before = next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
-        old = candidates[0] if candidates else before
+        old = deepest or before
         if old is None:
             return None
         last = self._tokenizer.decode(list(old.output_ids[-1:]))
         texts = Texts(old.text_of_prompt() + old.sampled, text, old.size, last)
         return explain(old.side, call.side, texts, self._template)[0]
+
+
+def _equal_start(a: Sequence[object], b: Sequence[object]) -> int:
+    """Number of leading messages with equal encodings: in Python 1 equals True, and dictionaries
+    compare without order."""
+    return common_start(list(map(_encoding, a)), list(map(_encoding, b)))
+
+
+def _encoding(message: Any) -> object:
+    """The bytes of a message; itself if it cannot be encoded."""
+    try:
+        return marshal.dumps(message, 2)
+    except ValueError:  # nested too deeply
+        return message
 
 
 def _copy(value: object) -> Any:
@@ -390,14 +446,6 @@ def _copy(value: object) -> Any:
     if isinstance(value, list):
         return [_copy(item) for item in value]
     return value
-
-
-def _common(a: Sequence[object], b: Sequence[object]) -> int:
-    if a[: len(b)] == b:
-        return len(b)
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
 
 
 def _key(before: bytes, message: Message) -> bytes:
@@ -436,22 +484,32 @@ def _likeness(spelt: Sequence[list[tuple[str | None, object]]], call: _Call) -> 
     return ids, sum(a == b for a, b in zip(spelt, spelt_before, strict=True))
 
 
-def _respell(messages: list[Message], earlier: Sequence[Message]) -> list[Message]:
-    """Replace tool calls by those of `earlier`, and the ids of their results accordingly.
+def _respell(
+    messages: list[Message], raw: Sequence[object], earlier: _Call
+) -> dict[object, object]:
+    """Replace the tool calls of an earlier call's messages and its reply by those that it rendered,
+    and the ids of their results accordingly.
 
-    Everything else stays as the client sent it.
+    Everything else stays as the client sent it. Returns the ids that differ from the client's.
     """
-    ids: dict[str | None, str | None] = {}
-    for i, message in enumerate(messages):
+    count = len(earlier.formed)
+    renamed = dict[object, object]()
+    if same_start(raw, earlier.raw) >= count:
+        messages[:count] = earlier.formed
+        renamed |= earlier.renamed
+        done = count
+    else:
+        done = 0
+    rendered = [*earlier.formed, earlier.formed_reply or {}]
+    for i in range(done, len(messages)):
+        message = messages[i]
         called = _calls_of(message)
         if called:
-            ours = _calls_of(earlier[i]) if i < len(earlier) else called
-            ids.update(zip(map(_id_of, called), map(_id_of, ours), strict=True))
+            ours = _calls_of(rendered[i]) if i < len(rendered) else called
             messages[i] = {**message, "tool_calls": ours}
-        elif (
-            ids
-            and isinstance(call_id := message.get("tool_call_id"), str)
-            and ids.get(call_id, call_id) != call_id
-        ):
-            messages[i] = {**message, "tool_call_id": ids[call_id]}
-    return messages
+            renamed.update(zip(map(_id_of, called), map(_id_of, ours), strict=True))
+        elif renamed and isinstance(call_id := message.get("tool_call_id"), str):
+            our_id = renamed.get(call_id, call_id)
+            if our_id != call_id:
+                messages[i] = {**message, "tool_call_id": our_id}
+    return {theirs: ours for theirs, ours in renamed.items() if theirs != ours}

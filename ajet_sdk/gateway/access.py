@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity, Recorder
 from ajet_sdk.dialects.json import json_value
+from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.dialects.table import (
     DIALECTS,
     ApiRoute,
@@ -260,6 +261,19 @@ def parse_body(data: bytes) -> dict[str, object]:
             400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json"
         )
     check_body(body, len(data))
+    return body
+
+
+def read_body(episode: OpenEpisode, target: RequestTarget, data: bytes) -> Json:
+    """Parse the request's JSON object; one of chat completions, from where it no longer repeats the
+    agent's latest. Raises HTTPError 400, 413."""
+    if target.endpoint.dialect is not CHAT or len(data) > LARGEST_TEXT:
+        return parse_body(data)
+    agent = target.agent.agent
+    body = episode.kept.read(data, agent)
+    if body is None:
+        return episode.kept.keep_read(data, parse_body(data), agent)
+    check_items(body)
     return body
 
 

@@ -26,6 +26,7 @@ from ajet_sdk.gateway.access import (
     locate,
     models,
     parse_body,
+    read_body,
     unknown_route,
 )
 from ajet_sdk.gateway.answer import Reply, answer, refuse_unread
@@ -133,7 +134,7 @@ class HttpDoor:
             )
         connection = scope["state"][CONNECTION]
         try:
-            body = await read_json(receive, scope)
+            body = read_body(episode, place, await read_bytes(receive, scope))
         except HTTPError as error:
             raise refuse_unread(episode, grant.request(place, {}, connection), error) from error
         request = grant.request(place, body, connection)
@@ -168,6 +169,11 @@ async def respond(send: Send, status: int, value: dict[str, object]) -> None:
 async def read_json(receive: Receive, scope: Scope) -> dict[str, object]:
     """Read the request's JSON object. Raises ClientGone, HTTPError 400, and 413 before the body is
     read."""
+    return parse_body(await read_bytes(receive, scope))
+
+
+async def read_bytes(receive: Receive, scope: Scope) -> bytes:
+    """Read the request's body. Raises ClientGone, and HTTPError 413 before it is read."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             check_size(int(value))
@@ -181,4 +187,4 @@ async def read_json(receive: Receive, scope: Scope) -> dict[str, object]:
         size += len(parts[-1])
         check_size(size)
         if not message.get("more_body"):
-            return parse_body(b"".join(parts))
+            return b"".join(parts)

@@ -8,23 +8,30 @@ one object.
 from __future__ import annotations
 
 import hashlib
+import json
 import marshal
+import re
 from array import array
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.dialects.json import json_value
 from ajet_sdk.pictures import unkeyed
 from ajet_sdk.samples.prefixes import IdRun, PrefixIndex
-from ajet_sdk.types import Call, Json
+from ajet_sdk.types import Call, FixedMessages, Json
 
 SHORT = 64
 """Length below which a text is not shared, in characters."""
 SPELLING = 2
 """The newest format of `marshal` that encodes equal values equally, whether or not they share
 objects."""
+_value_at = json.JSONDecoder().raw_decode
+_SIGN = re.compile(r"[ \t\n\r]*([{:,\[\]}])[ \t\n\r]*")
+HEADER = 5
+"""Length of a list's type and size before its values in this format, in bytes."""
 Ids = npt.NDArray[np.int32]
 NO_IDS: Ids = np.empty(0, np.int32)
 
@@ -48,6 +55,19 @@ class _Bare:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request of chat completions as it was read."""
+
+    body: Json
+    length: int
+    """Bytes up to the end of its last message."""
+    digest: bytes
+    """Their hash."""
+    tail: bytes
+    """The bytes behind them."""
+
+
 class OpenCalls:
     """Compresses calls when they are added and restores them; prompts of a conversation are then
     views of one array."""
@@ -60,8 +80,12 @@ class OpenCalls:
         """Each call without its prompt ids, the run that begins with these ids, and their number
         (-1: no ids)."""
         self._values: dict[bytes, object] = {}
+        self._read: dict[str, _Read] = {}
+        """The latest request of each agent."""
         self._latest: list[object] = []
         """The messages of the latest request."""
+        self._spelling: tuple[int, bytes | None] = (0, None)
+        """The length of their encoding, and its hash; None if they cannot be encoded."""
 
     def add(self, call: Call, engine_ids: array[int] | None = None) -> Call:
         """Add a call and return it with its place among the earlier calls. Thread-safe. See
@@ -107,6 +131,48 @@ class OpenCalls:
 
     # Requests
 
+    def read(self, data: bytes, agent: str) -> Json | None:
+        """Parse a request of chat completions that repeats the agent's latest one and adds messages;
+        only these are parsed. None if it does not.
+
+        The bytes up to the last message that both have are the same, and so are those behind the
+        messages. What is between them is a list of messages, so that it can't end the list.
+        """
+        last = self._read.get(agent)
+        if last is None or not data.endswith(last.tail):
+            return None
+        start, end = last.length, len(data) - len(last.tail)
+        hashed = hashlib.sha256(memoryview(data)[:start])
+        if start > end or hashed.digest() != last.digest:
+            return None
+        added = data[start:end].lstrip()
+        new: list[object] = []
+        if added:
+            try:
+                new = json_value(b"[" + added[1:] + b"]")
+            except (ValueError, RecursionError):
+                return None
+            if added[:1] != b"," or not new:
+                return None
+        messages = FixedMessages([*last.body["messages"], *map(self._shared, new)])
+        body = {**last.body, "messages": messages}
+        hashed.update(memoryview(data)[start:end])
+        self._read[agent] = _Read(body, end, hashed.digest(), last.tail)
+        return body
+
+    def keep_read(self, data: bytes, body: Json, agent: str) -> Json:
+        """Note a request that was parsed as a whole, for the next to be read from its end."""
+        if not self._keep:
+            return body
+        body = self.shared(body)
+        try:
+            text = data.decode()
+            head = text[: _end_of_messages(text)].encode()
+        except (ValueError, IndexError, RecursionError):
+            return body
+        self._read[agent] = _Read(body, len(head), hashlib.sha256(head).digest(), data[len(head) :])
+        return body
+
     def shared(self, body: Json) -> Json:
         """Return the request's JSON with objects of earlier requests in place of equal values; do
         not modify it."""
@@ -114,8 +180,11 @@ class OpenCalls:
             return body
         copy = dict(body)
         for name, value in body.items():
+            if isinstance(value, FixedMessages):
+                continue
             if name == "messages" and isinstance(value, list):
-                copy[name] = self._latest = self._shared_messages(value)
+                self._latest = self._shared_messages(value)
+                copy[name] = FixedMessages(self._latest)
             elif isinstance(value, (list, dict)) or (
                 isinstance(value, str) and len(value) >= SHORT
             ):
@@ -123,17 +192,21 @@ class OpenCalls:
         return copy
 
     def _shared_messages(self, messages: list[object]) -> list[object]:
-        latest = self._latest
+        """The messages, with the latest request's objects where they repeat it: nearly all requests
+        do, and comparing saves the digests."""
         repeated = 0
-        if (
-            0 < len(latest) <= len(messages)
-        ):  # most requests repeat the latest one: comparing saves the digests
-            with suppress(ValueError):
-                if marshal.dumps(messages[: len(latest)], SPELLING) == marshal.dumps(
-                    latest, SPELLING
-                ):
-                    repeated = len(latest)
-        return [*latest[:repeated], *map(self._shared, messages[repeated:])]
+        length, latest = self._spelling
+        try:
+            spelling = memoryview(marshal.dumps(messages, SPELLING))[HEADER:]
+        except ValueError:  # nested too deeply
+            self._spelling = (0, None)
+        else:
+            hashed = hashlib.sha256(spelling[:length])
+            if len(spelling) >= length and hashed.digest() == latest:
+                repeated = len(self._latest)
+            hashed.update(spelling[length:])
+            self._spelling = (len(spelling), hashed.digest())
+        return [*self._latest[:repeated], *map(self._shared, messages[repeated:])]
 
     def _shared(self, value: object) -> object:
         if not isinstance(value, (str, list, dict)) or len(value) < (
@@ -153,3 +226,36 @@ class OpenCalls:
                         value[name] = self._shared(text)
             self._values[key] = value
         return self._values[key]
+
+
+def _end_of_messages(text: str) -> int:
+    """The end of the last message in the JSON of a request that has only one list of messages.
+    Raises ValueError."""
+    fields = set[object]()
+    end = 0
+    sign, at = _sign(text, 0)
+    while sign != "}":
+        name, at = _value_at(text, at)
+        _, at = _sign(text, at)
+        if name in fields:
+            raise ValueError("a field has two values")
+        fields.add(name)
+        if name == "messages" and text[at] == "[":
+            sign, at = _sign(text, at)
+            while sign != "]":
+                _, end = _value_at(text, at)
+                sign, at = _sign(text, end)
+        else:
+            _, at = _value_at(text, at)
+        sign, at = _sign(text, at)
+    if not end:
+        raise ValueError("there are no messages")
+    return end
+
+
+def _sign(text: str, at: int) -> tuple[str, int]:
+    """A sign between values, and the place of the next value. Raises ValueError."""
+    match = _SIGN.match(text, at)
+    if match is None:
+        raise ValueError("no JSON")
+    return match[1], match.end()

@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox import limited
+from ajet_sdk.tokens.rendering import Rendering, Run, TooLong, with_turns
 from ajet_sdk.types import Json, JsonView
 
 LONGEST = 50_000_000
@@ -129,7 +130,8 @@ def _compiled(source: str) -> jinja2.Template:
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise
     try:
-        template = environment.from_string(source)
+        code = environment.compile(with_turns(environment, source))
+        template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
             f"the chat template cannot be parsed: {error} (line {error.lineno})"
@@ -181,19 +183,22 @@ def probe(source: str) -> str | None:
     return None
 
 
-def render(template: jinja2.Template, variables: JsonView) -> str:
-    """Render a template. Raises ConfigError if it exceeds its limits, and errors of jinja2."""
-    pieces = list[str]()
-    size = 0
-    try:
-        for piece in template.generate(variables):
-            size += len(piece)
-            if size > LONGEST:
-                raise ConfigError(_refusal(f"it writes more than {LONGEST:,} characters"))
-            pieces.append(piece)
-    except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
-        raise ConfigError(_refusal(repr(error))) from error
-    return "".join(pieces)
+def render(
+    template: jinja2.Template, variables: JsonView, last: Rendering | None = None
+) -> Rendering:
+    """Render a template, from where the last rendering stays true. Raises ConfigError if it exceeds
+    its limits, and errors of jinja2."""
+    for watched in (True, False):
+        try:
+            return Run(variables, last, LONGEST, watched=watched).render(template)
+        except TooLong as error:
+            raise ConfigError(_refusal(f"it writes more than {LONGEST:,} characters")) from error
+        except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
+            raise ConfigError(_refusal(repr(error))) from error
+        except Exception:  # maybe of an operation that only a list has
+            if not watched:
+                raise
+    raise AssertionError
 
 
 def _refusal(reason: str) -> str:

@@ -63,12 +63,11 @@ def format_of(template: ChatTemplate, ends: tuple[str, ...], parser: str = "auto
     return ReplyFormat(calls, probe.reasoning(calls), probe.preamble, probe.postamble)
 
 
-def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, index: int) -> str:
-    """An id of nine letters and digits, as Mistral's templates require, determined by the sampled
-    tokens."""
-    digest = hashlib.blake2b(digest_size=8)
-    for numbers in ([len(prompt_ids), choice, index], prompt_ids, output_ids):
-        digest.update(np.asarray(numbers, dtype=np.int64).tobytes())
+def call_id(prompt: bytes, output_ids: Sequence[int], choice: int, index: int) -> str:
+    """An id of nine letters and digits, as Mistral's templates require, determined by the hash of
+    the prompt and the sampled tokens."""
+    digest = hashlib.blake2b(prompt, digest_size=8)
+    digest.update(np.asarray([choice, index, *output_ids], dtype=np.int64).tobytes())
     number = int.from_bytes(digest.digest(), "big")
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return "".join(letters[number // 36**i % 36] for i in range(9))

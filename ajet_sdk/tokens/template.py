@@ -20,6 +20,7 @@ from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.hermes import about_tools, with_calls_as_text, with_tools_as_text
 from ajet_sdk.tokens.jinja import Shown, compile_template, render, to_json
+from ajet_sdk.tokens.rendering import Rendering
 from ajet_sdk.types import Json, JsonView
 
 Message = Json
@@ -319,15 +320,27 @@ class ChatTemplate:
         **options: object,
     ) -> str:
         """Renders formed messages. `at` is the time for the template. Raises RequestRefused."""
+        options["add_generation_prompt"] = add_generation_prompt
+        return self.rendering(messages, tools, options, at=at).text
+
+    def rendering(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[JsonView] | None,
+        options: JsonView,
+        *,
+        at: datetime | None = None,
+        last: Rendering | None = None,
+    ) -> Rendering:
+        """As `render`, from where the `last` rendering stays true."""
         if self.in_hermes_form(messages, tools):
             messages, tools = self._as_text(messages, tools)
         strftime: Callable[[str], str] = (at or datetime.now()).strftime
-        variables = {**self._variables, **options, "strftime_now": strftime}
-        variables |= {"messages": messages, "tools": list(tools) if tools else None}
+        variables = {"add_generation_prompt": True, **self._variables, **options}
+        variables |= {"strftime_now": strftime, "messages": messages}
+        variables |= {"tools": list(tools) if tools else None}
         try:
-            return render(
-                self._compiled, {"add_generation_prompt": add_generation_prompt, **variables}
-            )
+            return render(self._compiled, variables, last)
         except ConfigError:
             raise
         except (

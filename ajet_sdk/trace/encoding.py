@@ -80,20 +80,17 @@ def size_of(record: Record) -> int:
             size += ids.nbytes
     messages = record.request.get("messages")
     if isinstance(messages, list):
-        for place, message in enumerate(messages):
-            if isinstance(message, dict):
-                content = message.get("content")
-            else:
-                content = None
+        for message in messages[record.prefix_messages :]:  # earlier ones are shared in memory
+            content = message.get("content") if isinstance(message, dict) else None
             if isinstance(content, str):
                 size += len(content)
-            elif isinstance(content, list) and place >= record.prefix_messages:
+            elif isinstance(content, list):
                 size += sum(map(_size_of_part, content))
     return size
 
 
 def _size_of_part(part: object) -> int:
-    """Characters of a text or an inline picture; those of earlier calls are shared in memory."""
+    """Characters of a text or an inline picture."""
     if not isinstance(part, dict):
         return 0
     value = part.get("image_url")

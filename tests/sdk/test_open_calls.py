@@ -70,6 +70,60 @@ def test_the_prompts_of_a_conversation_are_views_of_one_array() -> None:
     assert np.array_equal(calls[-1].prompt_ids, prompt[:-3])  # type: ignore[arg-type]
 
 
+TEXTS = ["a", "b]", "c},", '"]', "é", "🦊"]
+PARTS = [{"type": "text", "text": "x]"}]
+MESSAGES = st.builds(
+    lambda text, number: {"role": "user", "content": text, "n": number},
+    st.sampled_from([*TEXTS, PARTS]),
+    st.sampled_from([1, True, 1.0, None]),
+)
+TAILS: list[dict[str, Any]] = [{}, {"tools": [{"a": ["]"]}]}, {"x": "]"}, {"messages": [1]}]
+
+
+@given(st.data())
+def test_a_request_read_from_where_it_repeats_the_latest_is_the_whole_request(data: Any) -> None:
+    """Requests go on, begin anew, are cut, have other fields, are written otherwise, or are no
+    JSON."""
+    kept, messages, tail = OpenCalls(), [data.draw(MESSAGES)], data.draw(st.sampled_from(TAILS))
+    for _ in range(8):
+        change = data.draw(st.sampled_from(["add", "add", "add", "add", "new", "cut", "tail"]))
+        if change == "add":
+            messages = [*messages, *data.draw(st.lists(MESSAGES, max_size=2))]
+        elif change == "tail":
+            tail = data.draw(st.sampled_from(TAILS))
+        else:
+            messages = messages[:-1] if change == "cut" else [data.draw(MESSAGES)]
+        ascii_only = data.draw(st.sampled_from([True, True, False]))
+        text = json.dumps({"model": "m", "messages": messages}, ensure_ascii=ascii_only)
+        text = text[:-1] + (f", {json.dumps(tail)[1:]}" if tail else "}")
+        if data.draw(st.sampled_from([False, False, True])):
+            place = data.draw(st.integers(0, len(text) - 1))
+            more = data.draw(st.sampled_from(["", "]", ",", "}", '"', " "]))
+            text = text[:place] + more + text[place + 1 :]
+        try:
+            whole = json.loads(text)
+        except ValueError:
+            whole = None
+        body = kept.read(text.encode(), "a")
+        if body is None and isinstance(whole, dict):
+            body = kept.keep_read(text.encode(), whole, "a")
+        if body is not None:
+            assert json.dumps(body) == json.dumps(whole)  # tells 1 from True, and orders of keys
+
+
+def test_only_the_messages_that_a_request_adds_are_parsed() -> None:
+    kept, messages = OpenCalls(), [{"role": "user", "content": "hello"}]
+    first = {"messages": messages, "model": "m"}
+    before = kept.keep_read(json.dumps(first).encode(), first, "a")["messages"]
+    for number in range(4):
+        messages = [*messages, {"role": "user", "content": f"and {number}"}]
+        assert kept.read(json.dumps(first).encode(), "b") is None
+        body = kept.read(json.dumps({"messages": messages, "model": "m"}).encode(), "a")
+        assert body is not None and body["messages"] == messages
+        assert all(a is b for a, b in zip(before, body["messages"], strict=False))
+        before = body["messages"]
+
+
 def test_attempts_at_one_prompt_share_it() -> None:
     kept = OpenCalls()
     for index in range(5):

@@ -17,6 +17,8 @@ from tokenizers import decoders, models
 
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
 from ajet_sdk.errors import ConfigError, RequestRefused
+from ajet_sdk.gateway.open_calls import OpenCalls
+from ajet_sdk.learn.recipe import CHAT_TEMPLATE
 from ajet_sdk.samples.splits import HINTS, align
 from ajet_sdk.tokens.pieces import CutPoints, PieceEncoder
 from tests.sdk.conftest import Message, Tok, reply, user
@@ -42,7 +44,7 @@ def result(text: str, call_id: str = "c1") -> Message:
 def goes_on(prompt: Prompt, before: Prompt, output: Sequence[int]) -> None:
     """The law: a prompt begins with the earlier one's ids and what was sampled after them."""
     head = [*before.ids, *output]
-    assert prompt.ids[: len(head)] == head
+    assert list(prompt.ids[: len(head)]) == head
     assert prompt.reused == len(head)
     assert prompt.cause is None
 
@@ -53,7 +55,9 @@ def test_a_conversation_goes_on_from_itself(family: str, tokenizer_of: Callable[
     tokens = PromptBuilder(tok)
     messages = [user("What is 3 + 4?")]
     before = tokens.prompt(messages)
-    assert before.ids == tok.encode(before.text) and before.reused == 0 and before.cause is None
+    assert (
+        list(before.ids) == tok.encode(before.text) and before.reused == 0 and before.cause is None
+    )
     for text in ("The answer is 7.", "yes it is", "so"):
         output = tok.encode(text + END)
         tokens.commit(before, output, reply(text))
@@ -203,7 +207,7 @@ def test_reasoning_that_comes_back_is_kept_and_reasoning_that_does_not_is_a_spli
         )
         dropped = tokens.prompt([user("hi"), reply("yes"), user("more")])
         assert (dropped.cause, dropped.reused) == ("think_stripped", 0)
-        assert dropped.ids == tok.encode(dropped.text)
+        assert list(dropped.ids) == tok.encode(dropped.text)
 
 
 def _split(tok: Any, sampled: str, said: Message, then: Sequence[Message], **more: Any) -> Prompt:
@@ -242,7 +246,7 @@ def test_causes_seen_in_the_messages(
     tok = tokenizer_of("byte_level", TEMPLATE_WITH_OPTION)
     prompt = _split(tok, "yes" + END, YES, then, **more)
     assert prompt.cause == cause and cause in HINTS
-    assert prompt.ids == tok.encode(prompt.text)
+    assert list(prompt.ids) == tok.encode(prompt.text)
 
 
 TEMPLATE_WITH_OPTION = """\
@@ -319,6 +323,18 @@ def test_threads_may_share_an_episode(tokenizer_of: Callable[..., Any]) -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize("other", [{"b": 2, "a": 1}, {"a": True, "b": 2}, {"a": 1.0, "b": 2}])
+def test_messages_that_only_python_takes_for_equal_are_rendered_as_they_are(
+    other: dict[str, Any], tokenizer_of: Callable[..., Any]
+) -> None:
+    tok = tokenizer_of()
+    tokens = PromptBuilder(tok)
+    for arguments in ({"a": 1, "b": 2}, other):
+        messages = [user("hi"), reply("", tool_calls=calls(arguments)), result("3")]
+        expected = PromptBuilder(tok).prompt(messages).text
+        assert tokens.prompt(messages).text == expected
 
 
 def test_messages_edited_in_place_are_seen_as_edited(tokenizer_of: Callable[..., Any]) -> None:
@@ -436,7 +452,7 @@ def test_a_conversation_that_splits_at_each_turn_is_encoded_about_once_too(
     tok.encoded = 0
     whole = tokens.prompt(messages)
     assert tok.encoded < 0.2 * len(whole.ids)
-    assert whole.ids == tok.encode(whole.text)
+    assert list(whole.ids) == tok.encode(whole.text)
 
 
 def test_tools_changed_in_place_are_shown_as_they_are_now(tokenizer_of: Callable[..., Any]) -> None:
@@ -527,7 +543,7 @@ def test_random_conversations_of_random_tokens(
         prompt = tokens.prompt(messages)
         heads = [[*p.ids, *out] for p, out in committed]
         if prompt.reused:
-            head = prompt.ids[: prompt.reused]
+            head = list(prompt.ids[: prompt.reused])
             assert head in heads
             tail = tok.decode(prompt.ids[prompt.reused - 1 :]).removeprefix(tok.decode(head[-1:]))
             shown = tok.decode(tok.encode(prompt.text))
@@ -535,7 +551,7 @@ def test_random_conversations_of_random_tokens(
                 "".join(tail.split())
             )  # some tokenizers show blanks of their own
         else:
-            assert prompt.ids == tok.encode(prompt.text)
+            assert list(prompt.ids) == tok.encode(prompt.text)
         output = [rng.randrange(size) for _ in range(rng.randint(0, 6))]
         output += tok.encode(END)[-1:] if rng.random() < 0.7 else []
         text = tok.decode(output).removesuffix(END)
@@ -596,7 +612,7 @@ def test_what_stands_before_the_reply_has_to_be_the_same_to_the_letter(
     tok = tokenizer_of("byte_level", TEMPLATE_WITH_OPTION)
     other = {"type": "function", "function": {**TOOL["function"], "name": "find"}}  # type: ignore[dict-item]
     prompt = _split(tok, "yes" + END, YES, [SYSTEM, user("hi"), YES, user("so")], tools=[other])
-    assert (prompt.reused, prompt.cause) == (0, "tools_changed") and prompt.ids == tok.encode(
+    assert (prompt.reused, prompt.cause) == (0, "tools_changed") and list(prompt.ids) == tok.encode(
         prompt.text
     )
 
@@ -629,7 +645,7 @@ def test_text_that_would_be_one_token_with_the_reply_is_encoded_apart() -> None:
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("b")])
     tokens.commit(first, [0], reply("a"))
-    assert tokens.prompt([user("b"), reply("a")]).ids == [1, 0, 1]
+    assert list(tokens.prompt([user("b"), reply("a")]).ids) == [1, 0, 1]
 
 
 def test_a_tool_call_that_the_client_wrote_itself_stands_behind_the_reply(
@@ -644,3 +660,37 @@ def test_a_tool_call_that_the_client_wrote_itself_stands_behind_the_reply(
     prompt = tokens.prompt([user("hi"), YES, own, result("1")], [TOOL])
     goes_on(prompt, first, output)
     assert '"arguments": {"a": 1}' in prompt.text
+
+
+@given(data=st.data())
+def test_messages_that_are_known_to_be_the_same_make_the_ids_of_equal_ones(
+    tokenizer_of: Callable[..., Any], data: Any
+) -> None:
+    """Requests as the gateway shares them, beside equal ones; the text is that of a new
+    conversation's, but for calls in the model's own spelling."""
+    template = data.draw(st.sampled_from(["tools", "forgetful", CHAT_TEMPLATE]))
+    tok = tokenizer_of("byte_level", template)
+    kept, shared, plain = OpenCalls(), PromptBuilder(tok), PromptBuilder(tok)
+    messages: list[Message] = [user("hi")]
+    for number in range(5):
+        change = data.draw(st.sampled_from(["goes on", "goes on", "goes on", "edited", "cut"]))
+        if change == "edited":
+            messages = [user("edited"), *messages[1:]]
+        elif change == "cut":
+            messages = messages[: data.draw(st.integers(1, len(messages)))]
+        same = kept.shared({"messages": copy.deepcopy(messages)})["messages"]
+        mine = shared.prompt(same, [TOOL])
+        theirs = plain.prompt(copy.deepcopy(messages), [TOOL])
+        assert (mine.ids, mine.reused, mine.cause) == (theirs.ids, theirs.reused, theirs.cause)
+        assert mine.text == theirs.text
+        if data.draw(st.booleans()):
+            written = f'{{"name":"calc","arguments":{{"n":{number}}}}}'
+            output = tok.encode(f"<tool_call>\n{written}\n</tool_call>{END}")
+            said = reply("", tool_calls=calls(f'{{"n": {number}}}', f"c{number}"))
+            more = [said, result(str(number), f"c{number}")]
+        else:
+            output = tok.encode(f"yes{END}")
+            more = [reply("yes"), user("more")]
+        shared.commit(mine, output, more[0])
+        plain.commit(theirs, output, more[0])
+        messages = [*messages, *copy.deepcopy(more)]

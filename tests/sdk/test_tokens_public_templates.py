@@ -80,6 +80,8 @@ CONVERSATIONS: dict[str, tuple[list[Message], list[Any] | None, list[Message], l
 class Published:
     """A byte-level tokenizer that knows the markers of one template."""
 
+    pictures = None
+
     def __init__(self, inner: Any, source: str) -> None:
         self.inner = Tokenizer.from_str(inner.to_str())
         markers = sorted(set(MARKER.findall(source)) | {"<bos>", "<eos>"})
@@ -179,11 +181,11 @@ def test_text_is_that_of_transformers_and_sampled_ids_are_kept(
             rendered += 1
             shown = tok.decode(prompt.ids)
             if prompt.reused:
-                assert prompt.ids[: prompt.reused] in before, (name, turn)
+                assert list(prompt.ids[: prompt.reused]) in before, (name, turn)
                 assert (prompt.cause is None) == (prompt.reused == len(before[-1])), (name, turn)
                 assert "".join(shown.split()) == "".join(prompt.text.split()), (name, turn)
             else:
-                assert prompt.ids == tok.encode(prompt.text) and (turn == 0) == (
+                assert list(prompt.ids) == tok.encode(prompt.text) and (turn == 0) == (
                     prompt.cause is None
                 ), (name, turn)
             if turn == len(replies):

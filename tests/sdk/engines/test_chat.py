@@ -288,6 +288,13 @@ def test_what_the_template_refuses_is_the_requests_fault() -> None:
         ask(TokenEngine(Told("x"), tokenizer_of(strict)), [{"role": "assistant", "content": "x"}])
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "continue_last", "at", "self"])
+def test_a_template_argument_with_the_name_of_another_value_is_refused(name: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        message_of("hello", chat_template_kwargs={name: 1})
+    assert refused.value.parameter == "chat_template_kwargs"
+
+
 def test_completions_take_text_or_ids_without_a_template() -> None:
     engine = TokenEngine(sampler := Told("a", "b", "c"), tokenizer_of(None))
     for prompt, ids in (("hi", [104, 105]), ([1, 2], [1, 2]), (["hi"], [104, 105])):
@@ -298,15 +305,15 @@ def test_completions_take_text_or_ids_without_a_template() -> None:
 
 
 def test_call_ids_are_the_same_whenever_the_tokens_are() -> None:
-    one = call_id([1, 2], [3], 0, 0)
-    assert one == call_id([1, 2], [3], 0, 0) and len(one) == 9 and one.isalnum()
+    one = call_id(b"1 2", [3], 0, 0)
+    assert one == call_id(b"1 2", [3], 0, 0) and len(one) == 9 and one.isalnum()
     assert (
         len(
             {
                 one,
-                call_id([1], [2, 3], 0, 0),
-                call_id([1, 2], [3], 1, 0),
-                call_id([1, 2], [3], 0, 1),
+                call_id(b"1", [2, 3], 0, 0),
+                call_id(b"1 2", [3], 1, 0),
+                call_id(b"1 2", [3], 0, 1),
             }
         )
         == 4

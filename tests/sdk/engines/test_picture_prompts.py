@@ -88,7 +88,7 @@ def test_a_conversation_with_pictures_goes_on_from_itself(turns: Any) -> None:
         shown += [each for each in content if isinstance(each, Picture)]
         prompt = builder.prompt(messages)
         check(prompt, shown)
-        assert prompt.ids[: len(before)] == before and prompt.cause is None
+        assert list(prompt.ids[: len(before)]) == before and prompt.cause is None
         written = reply.replace(IMAGE, "")  # no model samples it
         answer = {"role": "assistant", "content": written}
         made = call(prompt, written, index=len(calls))
