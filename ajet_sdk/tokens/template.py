@@ -366,7 +366,8 @@ class ChatTemplate:
         """Renders formed messages up to the end of the last one's content. Raises
         RequestRefused."""
         content = _content(messages[-1]["content"])
-        text = self.render(messages, tools, at=at, add_generation_prompt=False, **options)
+        options["add_generation_prompt"] = False
+        text = self.rendering(messages, tools, options, at=at).text
         stripped = content.strip() if isinstance(content, str) else ""
         place = text.rfind(stripped) if stripped else -1
         if messages[-1]["role"] != "assistant" or place < 0:

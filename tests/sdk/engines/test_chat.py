@@ -295,6 +295,17 @@ def test_a_template_argument_with_the_name_of_another_value_is_refused(name: str
     assert refused.value.parameter == "chat_template_kwargs"
 
 
+def test_a_message_that_goes_on_has_no_generation_prompt_whatever_the_template_is_told() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]
+    prompts = []
+    for told in ({}, {"chat_template_kwargs": {"add_generation_prompt": True}}):
+        engine = TokenEngine(sampler := Told("a"), tokenizer_of(TEMPLATES["hermes"]))
+        body = {"messages": messages, "continue_final_message": True, **told}
+        asyncio.run(engine.answer(CHAT.ask(body, "e", "a")))
+        prompts += sampler.prompts
+    assert prompts[0] == prompts[1]
+
+
 def test_completions_take_text_or_ids_without_a_template() -> None:
     engine = TokenEngine(sampler := Told("a", "b", "c"), tokenizer_of(None))
     for prompt, ids in (("hi", [104, 105]), ([1, 2], [1, 2]), (["hi"], [104, 105])):
