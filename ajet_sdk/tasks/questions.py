@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from string import ascii_uppercase
 from typing import Any
 
@@ -122,7 +122,7 @@ def readable(text: str) -> str:
 
 def question_of(values: Mapping[str, object]) -> Question:
     """Returns all of what a row asks; empty if nothing that is known to ask."""
-    return _Reader(values).question()
+    return Reading(values).question
 
 
 def plain_question(values: Mapping[str, object]) -> str:
@@ -131,22 +131,8 @@ def plain_question(values: Mapping[str, object]) -> str:
 
 
 def text_of(values: Mapping[str, object]) -> str:
-    """Returns the text by which a row is compared: what it asks, else its strings without answers,
-    else all strings."""
-    inner = [values.get(name) for name in INNER if name in values]
-    column = _only_column(
-        tuple(name for name, value in values.items() if value is not None),
-        tuple(name for mapping in inner if isinstance(mapping, Mapping) for name in mapping),
-    )
-    text = values[column] if column is not None else None
-    if not isinstance(text, str) or not text.strip() or _has_picture(values.values()):
-        text = question_of(values).text
-    if text.strip():
-        return text
-    unanswered = {
-        name: value for name, value in values.items() if squashed(name) not in ANSWER_NAMES
-    }
-    return strings_of(unanswered) or strings_of(values)
+    """Returns the text by which a row is compared (`Reading.text`)."""
+    return Reading(values).text
 
 
 def _has_picture(values: Iterable[object]) -> bool:
@@ -170,36 +156,8 @@ def _only_column(names: tuple[str, ...], inner: tuple[str, ...]) -> str | None:
 
 
 def answer_of(values: Mapping[str, object]) -> Any:
-    """Returns what a row answers: the right answer, else its reply, else the last assistant
-    message, or None."""
-    answer = truth_of(values)
-    if answer is not None:
-        return answer
-    reply = reply_of(values)
-    if reply is None:
-        return None
-    return text_of_message(reply.messages[-1]) or None
-
-
-def truth_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Any:
-    """Returns the answer that a row calls right, or None; a reply is one of several that may be
-    right."""
-    return next(truths_of(values, names), None)
-
-
-def truths_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Iterator[Any]:
-    """Yields the values of the fields of these names that hold the right answer, in the order of
-    the names."""
-    fields = _Reader(values)
-    is_replied = any(fields.value(name) is not None for name in fields.present(REPLIES))
-    for name in fields.present(tuple(names)):
-        for _, value in fields.fields.get(squashed(name), ()):
-            answer = _simple(value)
-            says_worth = isinstance(answer, bool) and is_replied and name in VERDICTS
-            if answer is not None and not says_worth:
-                yield answer
-    if names is ANSWERS and fields.query_is_answer():
-        yield fields.value("query")
+    """Returns what a row answers (`Reading.answer`), or None."""
+    return Reading(values).answer
 
 
 @dataclass(frozen=True)
@@ -208,24 +166,6 @@ class Reply:
 
     messages: Sequence[Mapping[str, object]]
     column: str
-
-
-def reply_of(values: Mapping[str, object]) -> Reply | None:
-    """Returns a row's reply: the end of its conversation, else a completion or the better of two;
-    None without one."""
-    fields = _Reader(values)
-    for name in fields.present(CHATS):
-        if name in OPENED:
-            continue
-        for column, value in fields.fields.get(squashed(name), ()):
-            messages = chat_of(value)
-            if messages and messages[-1].get("role") == "assistant":
-                return Reply(messages[-1:], column)
-    for name in fields.present(REPLIES):
-        for column, value in fields.fields.get(squashed(name), ()):
-            if messages := messages_of_reply(value):
-                return Reply(messages, column)
-    return None
 
 
 def messages_of_reply(value: object) -> list[dict[str, object]]:
@@ -262,25 +202,94 @@ def _present(fields: frozenset[str], names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if squashed(name) in fields)
 
 
-@dataclass
-class _Reader:
-    """The fields of a row by name, those of its metadata among them."""
+class Reading:
+    """What a row asks and answers. Each part is read when it is first asked for, and once.
 
-    values: Mapping[str, object]
-    fields: dict[str, list[tuple[str, object]]] = field(init=False)
-    """Field names and values, by the form in which names are compared; the metadata's first."""
-    names: frozenset[str] = field(init=False)
-    messages: list[dict[str, object]] = field(init=False, default_factory=list)
-    columns: set[str] = field(init=False, default_factory=set)
+    The fields of the metadata count among those of the row.
+    """
 
-    def __post_init__(self) -> None:
-        self.fields = {}
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self.values = values
+        self.messages: list[dict[str, object]] = []
+        self.columns: set[str] = set()
+
+    @cached_property
+    def fields(self) -> dict[str, list[tuple[str, object]]]:
+        """Field names and values, by the form in which names are compared; the metadata's first."""
+        fields: dict[str, list[tuple[str, object]]] = {}
         inner = [self.values.get(name) for name in INNER]
         for mapping in (*inner, self.values):
             for name, value in mapping.items() if isinstance(mapping, Mapping) else ():
                 if value is not None:
-                    self.fields.setdefault(squashed(str(name)), []).append((str(name), value))
-        self.names = frozenset(self.fields)
+                    fields.setdefault(squashed(str(name)), []).append((str(name), value))
+        return fields
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.fields)
+
+    @cached_property
+    def text(self) -> str:
+        """The text by which the row is compared: what it asks, else its strings without answers,
+        else all strings."""
+        values = self.values
+        inner = [values.get(name) for name in INNER if name in values]
+        column = _only_column(
+            tuple(name for name, value in values.items() if value is not None),
+            tuple(name for mapping in inner if isinstance(mapping, Mapping) for name in mapping),
+        )
+        text = values[column] if column is not None else None
+        if not isinstance(text, str) or not text.strip() or _has_picture(values.values()):
+            text = self.question.text
+        if text.strip():
+            return text
+        unanswered = {
+            name: value for name, value in values.items() if squashed(name) not in ANSWER_NAMES
+        }
+        return strings_of(unanswered) or strings_of(values)
+
+    @cached_property
+    def truths(self) -> list[Any]:
+        """The values of all fields that hold the right answer, the best first."""
+        return list(self.truths_in(ANSWERS))
+
+    def truths_in(self, names: Sequence[str]) -> Iterator[Any]:
+        """Yields the values of the fields of these names that hold the right answer, in the order
+        of the names."""
+        is_replied = any(self.value(name) is not None for name in self.present(REPLIES))
+        for name in self.present(tuple(names)):
+            for _, value in self.fields.get(squashed(name), ()):
+                answer = _simple(value)
+                says_worth = isinstance(answer, bool) and is_replied and name in VERDICTS
+                if answer is not None and not says_worth:
+                    yield answer
+        if names is ANSWERS and self.query_is_answer():
+            yield self.value("query")
+
+    @cached_property
+    def reply(self) -> Reply | None:
+        """The end of the row's conversation, else a completion or the better of two."""
+        for name in self.present(CHATS):
+            if name in OPENED:
+                continue
+            for column, value in self.fields.get(squashed(name), ()):
+                messages = chat_of(value)
+                if messages and messages[-1].get("role") == "assistant":
+                    return Reply(messages[-1:], column)
+        for name in self.present(REPLIES):
+            for column, value in self.fields.get(squashed(name), ()):
+                if messages := messages_of_reply(value):
+                    return Reply(messages, column)
+        return None
+
+    @cached_property
+    def answer(self) -> Any:
+        """The right answer, else the reply, else the last assistant message, or None."""
+        if self.truths:
+            return self.truths[0]
+        if self.reply is None:
+            return None
+        return text_of_message(self.reply.messages[-1]) or None
 
     def present(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns those of the names that are fields, in their order."""
@@ -300,7 +309,9 @@ class _Reader:
             return False
         return any(isinstance(self.value(name), str) for name in ("main_query", "question"))
 
+    @cached_property
     def question(self) -> Question:
+        """All of what the row asks; empty if nothing that is known to ask."""
         self._read_chat()
         chat = self._chat_text()
         before = self._texts(CONTEXTS)

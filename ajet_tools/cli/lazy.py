@@ -40,8 +40,6 @@ class LazyGroup(TyperGroup):
     """
     moved: ClassVar[Mapping[str, str]] = {}
     """What replaces a name that is gone, after the name of the program."""
-    moved_options: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """By command, what replaces an option that is gone."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -91,11 +89,6 @@ class LazyGroup(TyperGroup):
     ) -> tuple[str | None, Command | None, list[str]]:
         name, *remaining = args
         if name in self.modules:
-            moved = self.moved_options.get(name, {})
-            for argument in remaining:
-                option = argument.partition("=")[0]
-                if option in moved:
-                    ctx.fail(f"No such option {option}: use {moved[option]}")
             return name, self.commands[name], remaining
         if name in self.moved:
             ctx.fail(f"No such command {name!r}: use `ajet {self.moved[name]}`")

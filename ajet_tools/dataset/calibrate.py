@@ -34,6 +34,7 @@ from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.model.open import local_url
 
 _ELSEWHERE = {
     "model": ("api_key_env", "scripted"),
@@ -69,12 +70,7 @@ def conditions(config: Config, k: int) -> str:
     facts["code"] = [_code(config, class_path) for class_path in named if class_path]
     facts["task_judge"].pop("judge_protocol", None)
     if config.model.path and config.resolve(config.model.path).is_dir():
-        files = (
-            (path.name, path.stat())
-            for path in config.resolve(config.model.path).iterdir()
-            if path.is_file()
-        )
-        facts["files"] = sorted([name, known.st_size, known.st_mtime_ns] for name, known in files)
+        facts["files"] = local_url(config.resolve(config.model.path))
     return _digest(facts)
 
 
@@ -279,9 +275,5 @@ def with_difficulty(values: Mapping[str, object], measured: Measurement) -> dict
     ours = "difficulty" not in metadata or _has_calibration(metadata)
     metadata["pass_rate"] = round(measured.pass_rate, 6)
     if ours:
-        metadata["difficulty"] = _difficulty(measured)
+        metadata["difficulty"] = round(1 - measured.pass_rate, 6)
     return {**values, "metadata": metadata}
-
-
-def _difficulty(measured: Measurement) -> float:
-    return round(1 - measured.pass_rate, 6)

@@ -82,12 +82,12 @@ class _Seen:
             self.rates.append(rate)
         named = (
             value_at(values, "provenance.source"),
-            value_at(values, "provenance.strategy")
-            or value_at(values, "provenance.parameters.strategy"),
+            value_at(values, "provenance.parameters.strategy"),
             value_at(values, "provenance.verdict.reason"),
         )
         for counter, value in zip(self.counters.values(), named, strict=True):
-            counter.update([value] if isinstance(value, str) else [])
+            if isinstance(value, str):
+                counter[value] += 1
         sources = " and ".join(sorted(splits_of(values))) or _UNKNOWN
         self.lineage.setdefault(split, Counter())[sources] += 1
         example = blake2b(text.encode("utf-8", "replace"), digest_size=6).digest(), text, answer
@@ -95,14 +95,12 @@ class _Seen:
 
 
 def write_card(
-    directory: Path,
-    rows: Mapping[str, Iterable[Mapping[str, Any]]] | Iterable[Mapping[str, Any]],
-    facts: Facts,
+    directory: Path, rows: Mapping[str, Iterable[Mapping[str, Any]]], facts: Facts
 ) -> Path:
     """Writes the card of a dataset into `directory` and returns its path.
 
     Args:
-        rows: by split, or of a single split; each is read once.
+        rows: by split; each is read once.
         facts: facts that the rows do not state.
 
     The file is `README.md`, or `CARD.md` if the user has a README.md. Reproducible. Raises
@@ -112,7 +110,7 @@ def write_card(
         facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***")
     )
     seen = _Seen()
-    for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
+    for split, part in rows.items():
         for values in part:
             seen.add(split, values)
     try:
@@ -146,16 +144,21 @@ def _text(seen: _Seen, facts: Facts) -> str:
     rows += [("rows with an answer", len(seen.answers)), *facts.counts.items()]
     if facts.refused:
         rows.append(("refused", sum(facts.refused.values())))
-    lengths = [(f"question, {split}", values) for split, values in seen.questions.items()]
+    measured = {f"question, {split}": values for split, values in seen.questions.items()}
     if seen.answers:
-        lengths.append(("answer", seen.answers))
+        measured["answer"] = seen.answers
+    lengths = []
+    for name, values in measured.items():
+        ranked = sorted(values)
+        places = [min(len(ranked) - 1, len(ranked) * share // 100) for share in _QUANTILES]
+        lengths.append((name, *(f"{ranked[place]:,}" for place in places)))
     text: str = environment.get_template("card.md.jinja").render(
         facts=facts,
         mark=MARK,
         counts=_counted(rows),
         origins={name: _counted(ordered(counts)[:20]) for name, counts in seen.counters.items()},
         refused=_counted(ordered(facts.refused)),
-        lengths=[(name, *_quantiles(values)) for name, values in lengths],
+        lengths=lengths,
         diversity=seen.forms.diversity(),
         least=LEAST,
         rates=seen.rates,
@@ -181,7 +184,8 @@ def _lineage(seen: _Seen) -> dict[str, object]:
     learnt = []
     for split, counts in seen.lineage.items():
         is_learnt = split_named(split) == "train"
-        learnt += [counts] if is_learnt else []
+        if is_learnt:
+            learnt.append(counts)
         for sources, count in ordered(counts):
             lineage.append((split, sources, f"{count:,}"))
             if is_learnt and HELD_OUT in sources.split(" and "):
@@ -192,12 +196,6 @@ def _lineage(seen: _Seen) -> dict[str, object]:
         "sources_known": any(sources != _UNKNOWN for _, sources, _ in lineage),
         "training_known": bool(learnt) and not any(_UNKNOWN in counts for counts in learnt),
     }
-
-
-def _quantiles(values: array[int]) -> list[str]:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return [f"{ordered[min(last, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
 
 
 def _example(text: str, answer: object) -> tuple[str, str]:

@@ -35,14 +35,13 @@ def labels_beside(source: str | Path) -> Path:
     return path.with_name(f".{path.name}.labels.jsonl")
 
 
-def key_of(values: Mapping[str, object], seed: int | None = None) -> str:
-    """Return a digest of a row, which is also its place in the random order of a seed.
+def key_of(values: Mapping[str, object], *, drawing: bool = False) -> str:
+    """Return a digest of a row, or its place in the random order of samples.
 
     The reason of a rejection does not count: a run may word it anew.
     """
     line = json_line({name: value for name, value in values.items() if name != "rejected"})
-    key = b"" if seed is None else b"%d" % seed
-    return hashlib.blake2b(line, digest_size=8, key=key).hexdigest()
+    return hashlib.blake2b(line, digest_size=8, key=b"0" if drawing else b"").hexdigest()
 
 
 class Labels:
@@ -95,13 +94,13 @@ class Labels:
         self._set(key, label)
 
 
-def draw(rows: Iterable[Row], size: int, seed: int) -> list[Row]:
-    """Draw rows at random: those whose hash with the seed is lowest, in that order.
+def draw(rows: Iterable[Row], size: int) -> list[Row]:
+    """Draw rows at random: those whose hash is lowest, in that order.
 
     The order of the file does not matter, and a larger sample begins with a smaller one.
     """
     numbers = count()
-    places = ((key_of(row.values, seed), next(numbers), row) for row in rows)
+    places = ((key_of(row.values, drawing=True), next(numbers), row) for row in rows)
     return [row for _, _, row in heapq.nsmallest(size, places)]
 
 
@@ -150,14 +149,13 @@ class ErrorEstimate:
 
     def as_text(self) -> str:
         low, high = self.interval
-        subject = "rows are wrong"
-        if self.passed is not None:
-            if self.passed:
-                subject = "accepted rows have a wrong answer"
-            else:
-                subject = "refused rows have a right answer"
+        subjects = {
+            None: "rows are wrong",
+            True: "accepted rows have a wrong answer",
+            False: "refused rows have a right answer",
+        }
         text = (
-            f"{self.wrong / self.labelled:.1%} of the {subject} ({low:.1%} to {high:.1%} at 95 %), by"
+            f"{self.wrong / self.labelled:.1%} of the {subjects[self.passed]} ({low:.1%} to {high:.1%} at 95 %), by"
             f" {self.labelled:,} random labels of {self.rows:,} rows"
         )
         if low != high:
@@ -174,7 +172,9 @@ def estimate(rows: Iterable[Row], labels: Labels) -> ErrorEstimate | None:
     total = 0
     counts: Counter[Label] = Counter()
     for row in rows:
-        verdict = _verdict(row.values)
+        verdict = value_at(row.values, "provenance.verdict.ok")
+        if not isinstance(verdict, bool):
+            verdict = None
         if total == 0:
             passed = verdict
         if verdict == passed:
@@ -187,11 +187,6 @@ def estimate(rows: Iterable[Row], labels: Labels) -> ErrorEstimate | None:
         return None
     wrong = counts["accepted"] if passed is False else counts["rejected"]
     return ErrorEstimate(passed, total, labelled, wrong, counts["skipped"])
-
-
-def _verdict(values: Mapping[str, object]) -> bool | None:
-    passed = value_at(values, "provenance.verdict.ok")
-    return passed if isinstance(passed, bool) else None
 
 
 def estimate_errors(path: Path) -> ErrorEstimate | None:

@@ -156,15 +156,18 @@ def fields(pairs: Iterable[tuple[str, object]]) -> Table:
 
 
 _STYLES = {"-": "red", "+": "green"}
+_DIFF_LINES = 60
 
 
-def diff_text(lines: Sequence[str], most: int = 60) -> Text:
-    """Colour the first `most` lines of a diff, which begin with `-`, `+` or a blank."""
+def diff_text(lines: Sequence[str]) -> Text:
+    """Colour the first lines of a diff, which begin with `-`, `+` or a blank."""
     shown = Text("\n").join(
-        Text(visible(line), style=_STYLES.get(line[:1], "dim")) for line in lines[:most]
+        Text(visible(line), style=_STYLES.get(line[:1], "dim")) for line in lines[:_DIFF_LINES]
     )
-    if len(lines) > most:
-        shown.append(f"\n… and {len(lines) - most} more lines (--json has more)", style="dim")
+    if len(lines) > _DIFF_LINES:
+        shown.append(
+            f"\n… and {len(lines) - _DIFF_LINES} more lines (--json has more)", style="dim"
+        )
     return shown
 
 

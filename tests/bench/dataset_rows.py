@@ -35,10 +35,10 @@ COMMANDS = {
     ),
     "split": "split {f}.jsonl -o {out}",
     "split stratified": "split {f}.jsonl --stratify metadata.level -o {out}",
-    "check": "check {f}.jsonl --by metadata.level --json",
+    "check": "check {f}.jsonl --json",
     "export": "export {f}.jsonl -o {out}.jsonl",
     "export messages": "export {f}.jsonl --format messages -o {out}.jsonl",
-    "export directory": "export {f}.jsonl --no-card -o {out}",
+    "export directory": "export {f}.jsonl -o {out}",
     "export parquet": "export {f}.jsonl -o {out}.parquet",
 }
 _SCAN = (

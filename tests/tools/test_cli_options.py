@@ -8,10 +8,7 @@ import sys
 from collections import defaultdict
 
 import pytest
-from typer.testing import CliRunner
 
-from ajet_tools.cli.app import app
-from ajet_tools.cli.dataset import DatasetCommands
 from tests.reference import commands, options
 
 COMMANDS = commands()
@@ -87,17 +84,3 @@ def test_a_shell_completes_commands_and_options(typed: str, expected: set[str]) 
         [sys.executable, "-m", "ajet"], env={**os.environ, **asked}, capture_output=True, text=True
     )
     assert set(done.stdout.split()) == expected, done.stderr
-
-
-def test_an_option_that_is_gone_is_told_with_its_successor_which_there_is() -> None:
-    for command, moved in DatasetCommands.moved_options.items():
-        known = {
-            name
-            for shown, option in SHOWN
-            if shown == f"ajet dataset {command}"
-            for name in option.opts
-        }
-        for option, successor in moved.items():
-            assert option not in known and successor.split()[0] in known, (command, option)
-            done = CliRunner().invoke(app, ["dataset", command, f"{option}=1"])
-            assert done.exit_code == 2 and successor.split()[0] in done.output

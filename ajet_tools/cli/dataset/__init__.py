@@ -10,32 +10,6 @@ import typer
 
 from ajet_tools.cli.lazy import LazyGroup
 
-_GENERATION = {
-    "--base-url": "--model NAME@URL",
-    "--api-key-env": "--model NAME@URL,key=VARIABLE",
-    "--scripted": "--model FILE.py:FUNCTION",
-    "--concurrency": "--model NAME@URL,concurrency=N",
-    "--rpm": "--model NAME@URL,rpm=N",
-    "--retries": "--model NAME@URL,retries=N",
-    "--price": "--model NAME@URL,price=IN/OUT",
-    "--max-calls": "--budget calls=N",
-    "--max-total-tokens": "--budget tokens=N",
-    "--max-cost": "--budget usd=N",
-    "--verify-price": "--verify-model NAME@URL,price=IN/OUT",
-    "--verify-api-key-env": "--verify-model NAME@URL,key=VARIABLE",
-    "--no-redact": "--with redact=false",
-    "--unfenced": "--with unfenced=true",
-    "--include-validation": "--with include_validation=true",
-    "--skip-bad-rows": "--with skip_bad_rows=true",
-    **{
-        f"--{name.replace('_', '-')}": f"--with {name}=VALUE"
-        for name in (
-            *("temperature", "max_tokens", "per_call", "shots", "seed", "similarity"),
-            *("max_same_form", "chunk_size", "passes", "encoding"),
-        )
-    },
-}
-
 
 class DatasetCommands(LazyGroup):
     package = "ajet_tools.cli.dataset"
@@ -44,8 +18,8 @@ class DatasetCommands(LazyGroup):
         "Make": {"expand": "generate", "from-docs": "generate"},
         "Change": {
             "filter": "selection",
-            "dedup": "similarity",
-            "split": "similarity",
+            "dedup": "dedup",
+            "split": "split",
         },
         "Exchange": {"export": "export"},
     }
@@ -57,24 +31,6 @@ class DatasetCommands(LazyGroup):
         "validate": "dataset check",
         "from-traces": "trace export --format tasks",
         "decontaminate": "dataset dedup --against EVAL",
-    }
-    moved_options = {
-        "expand": {
-            **_GENERATION,
-            "--template": "--strategy FILE.jinja",
-            "--workflow": "--for MODEL,workflow=AGENT",
-            "--judge": "--for MODEL,judge=JUDGE",
-            "--attempts": "--for MODEL,attempts=N",
-            "--band": "--for MODEL,band=LOW:HIGH",
-        },
-        "from-docs": {**_GENERATION, "--template": "--kind FILE.jinja"},
-        "dedup": {
-            "--similarity": "--near SHARE",
-            "--exact": "--near 1",
-            "--embeddings": "--embed NAME@URL",
-            "--meaning": "--embed NAME@URL,meaning=COSINE",
-        },
-        "split": {"--similarity": "--near SHARE"},
     }
 
 

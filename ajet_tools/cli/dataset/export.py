@@ -13,9 +13,9 @@ import pyarrow as pa
 from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.task_rows import SHARD, SPLITS
 from ajet_tools.cli.dataset.options import (
     Out,
-    RowOptions,
     RowsResult,
     Sources,
     counted,
@@ -29,7 +29,7 @@ from ajet_tools.dataset.curation.formats import NEW_COLUMNS, Format, Unfit, conv
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.columns import LINES, common
 from ajet_tools.dataset.files.rows import Rows, read
-from ajet_tools.dataset.files.sources import splits_of
+from ajet_tools.dataset.files.sources import NOT_DATA, splits_of
 from ajet_tools.dataset.files.writer import Writer
 
 
@@ -46,7 +46,6 @@ class ExportResult(RowsResult):
             for name, number in self.splits.items():
                 yield f"  {name}: {counted(number, 'row')}"
         yield from left_out_lines(self.left_out)
-        yield from self.bad_row_lines()
 
 
 def export(
@@ -54,13 +53,6 @@ def export(
     *,
     out: Out = "-",
     format: Annotated[Format, Option(help="What is written; tasks: rows as they are.")] = "tasks",
-    split: Annotated[
-        str | None, Option(help="For a directory: the split. Default: the source's, else train.")
-    ] = None,
-    card: Annotated[
-        bool, Option("--card/--no-card", help="For a directory: write README.md.")
-    ] = True,
-    rows: RowOptions,
 ) -> ExportResult:
     """Convert a dataset to the format of a training library.
 
@@ -68,8 +60,8 @@ def export(
     columns (for reward functions), `trl-preference` takes rows with `chosen` and `rejected`. Other
     columns are kept. Rows that have not what a form needs are left out and counted. A name without
     a suffix is a directory in the Hugging Face layout: each split as
-    data/SPLIT-00000-of-0000N.parquet, and a card, README.md; all splits of a directory are
-    exported.
+    data/SPLIT-00000-of-0000N.parquet, and a card, README.md. All splits of a directory are
+    exported; validation.jsonl is the split validation, tasks.jsonl train.
 
     \b
     ajet dataset export data/ -o hub/my-tasks
@@ -78,12 +70,13 @@ def export(
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts
     """
     left_out = Counter[str]()
-    parts = _parts(sources, split, to_directory=_is_directory(out))
-    read = {
-        name: [_Source(rows.rows(path), name, out, format, left_out) for path in paths]
-        for name, paths in parts.items()
-    }
-    schema = common([source.schema() for some in read.values() for source in some])
+    parts = _parts(sources, to_directory=_is_directory(out))
+    read: dict[str, list[_Source]] = {}
+    schemas = []
+    for name, paths in parts.items():
+        read[name] = [_Source(Rows(path), name, out, format, left_out) for path in paths]
+        schemas += [source.schema() for source in read[name]]
+    schema = common(schemas)
     siblings: list[Writer] = []
     written: dict[str, int] = {}
     with ExitStack() as stack, counting("export") as passing:
@@ -96,12 +89,11 @@ def export(
             if not writer.rows:
                 raise TaskError(_nothing(parts[name], format, left_out))
             written[name] = writer.rows
-    if card and _is_directory(out):
+    if _is_directory(out):
         _write_card(Path(out), written, format, left_out)
     return ExportResult(
         rows=sum(written.values()),
         path=out,
-        bad=rows.bad,
         format=format,
         splits=written,
         left_out=left_out,
@@ -112,21 +104,24 @@ def _is_directory(out: str) -> bool:
     return out != "-" and (Path(out).is_dir() or not Path(out).suffix)
 
 
-def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict[str, list[str]]:
+def _parts(sources: list[str], *, to_directory: bool) -> dict[str, list[str]]:
     """Returns the sources of each split. For a directory as output, a directory as source gives all
     its splits."""
     parts: dict[str, list[str]] = {}
     for source in sources:
-        if to_directory and split is None and Path(source).is_dir():
-            for name in splits_of(Path(source)):
-                if name not in ("rejected", "quarantine"):
+        path = Path(source)
+        folder, _, name = source.rpartition(":")
+        if not to_directory:
+            parts.setdefault("train", []).append(source)
+        elif path.is_dir():
+            for name in splits_of(path):
+                if name not in NOT_DATA:
                     parts.setdefault(name.replace("/", "-"), []).append(f"{source}:{name}")
+        elif folder and Path(folder).is_dir():
+            parts.setdefault(name.replace("/", "-"), []).append(source)
         else:
-            folder, colon, name = source.rpartition(":")
-            split_name = "train"
-            if to_directory and colon and Path(folder).is_dir():
-                split_name = name.replace("/", "-")
-            parts.setdefault(split or split_name, []).append(source)
+            name = SHARD.sub("", path.name.partition(".")[0])
+            parts.setdefault(name if name in SPLITS else "train", []).append(source)
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
     return parts

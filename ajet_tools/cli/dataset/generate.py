@@ -11,7 +11,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ajet_sdk.engines.budget import Budget
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting.output import ProgressBar, echo
@@ -22,7 +21,6 @@ from ajet_tools.cli.dataset.generation import (
     GenerationOptions,
     VerifyHow,
     confirm,
-    show_prompts,
 )
 from ajet_tools.cli.dataset.generation_report import GenerationReport, progress
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
@@ -38,36 +36,39 @@ from ajet_tools.dataset.generate.estimate import Estimate
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
-from ajet_tools.dataset.generate.runs import GenerationRun, generate, read_corpus
-from ajet_tools.dataset.generate.seeds import select_seeds
+from ajet_tools.dataset.generate.pipeline import Source
+from ajet_tools.dataset.generate.runs import generate, read_corpus
+from ajet_tools.dataset.generate.seeds import read_seeds, select_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
+from ajet_tools.dataset.verify.combined import Verify
 from ajet_tools.text.settings import split_settings
 
 
 @contextmanager
 def _policy(
-    spec: str | None, conf: Path | None, rows: list[Row], directory: Directory, *, dry_run: bool
+    spec: str | None, rows: Sequence[Row], directory: Directory, *, dry_run: bool
 ) -> Iterator[LearningValue | None]:
     """Opens the trials of rows by the policy of `--for`, or yields None without one. Raises
     ConfigError."""
     if spec is None:
-        if conf is not None:
-            raise ConfigError("--conf configures the policy of --for; add --for")
         yield None
         return
-    names = ("workflow", "judge", "attempts", "band")
+    names = ("workflow", "judge", "conf", "attempts", "band")
     model_text, settings = split_settings(spec, names)
-    if "workflow" not in settings and conf is None:
-        raise ConfigError("--for needs an agent: --for MODEL,workflow=agent.py:solve, or --conf")
+    if "workflow" not in settings and "conf" not in settings:
+        raise ConfigError("--for needs an agent: --for MODEL,workflow=agent.py:solve, or conf=FILE")
     attempts = settings.get("attempts", "8")
     if not attempts.isdecimal() or not 1 <= int(attempts) <= 1000:
         raise ConfigError(f"--for: attempts is a number from 1 to 1000 (got {attempts})")
     k = int(attempts)
     band = Band.parse(settings.get("band", "0.2:0.8"))
     options = AgentOptions(
-        conf=conf, judge=settings.get("judge"), model=model_text, exp_dir=directory.own
+        conf=Path(settings["conf"]) if "conf" in settings else None,
+        judge=settings.get("judge"),
+        model=model_text,
+        exp_dir=directory.own,
     )
     config = options.config(settings.get("workflow"), more={"experiment_name": "trials"})
     config = asyncio.run(with_model(config))
@@ -95,9 +96,8 @@ def expand(
     cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE")] = None,
     verify: VerifyHow = "agreement:3",
     policy: Annotated[str | None, Option("--for", metavar="MODEL,...")] = None,
-    conf: Annotated[Path | None, Option("--conf", "-c")] = None,
     options: GenerationOptions,
-) -> GenerationReport | DryRun | None:
+) -> GenerationReport | DryRun:
     """Grow a dataset from a few examples: more tasks like them, with verified answers and without
     duplicates.
 
@@ -112,8 +112,7 @@ def expand(
             or a prompt of your own (Jinja).
         cells: What rows should differ in: topic=rates,ages or topic=FILE (a line each). Repeatable.
         policy: Keep only tasks that this model solves sometimes: CHECKPOINT,workflow=agent.py:solve,judge=math; also
-            attempts=8, band=0.2:0.8.
-        conf: --for: a job's config that names agent, judge and sampling.
+            attempts=8, band=0.2:0.8, conf=FILE (a job's config with agent, judge and sampling).
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/ \\
@@ -124,7 +123,7 @@ def expand(
       --verify-model gpt-4o-mini@https://api.openai.com/v1,price=0.15/0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --budget calls=2000
     ajet dataset expand seeds.jsonl --count 700 --out data/ --resume --dry-run
-    ajet dataset expand seeds.jsonl --show-prompt --strategy harder
+    ajet dataset expand seeds.jsonl --dry-run --strategy harder
 
     Tasks that a model can learn from, and tasks like those that it failed:
 
@@ -134,42 +133,64 @@ def expand(
     ajet dataset expand --from-failures launcher_record/math --count 500 --out data/
     """
     settings = options.settings()
+    include_validation = settings.pop("include_validation", False)
+    unfenced = settings.pop("unfenced", False)
     names, template = _template(strategy or [])
     config = GenerationConfig(
         count,
         strategies_of(names),
         cells=cells_of(cells or []),
         template=template,
-        **options.row_settings(settings),
+        **options.call_settings(settings),
     )
     held_out: Leaks | None = None
     if seeds is not None and from_failures is None:
-        rows = options.seeds(seeds, settings)
+        rows = read_seeds(seeds, include_validation=include_validation)
     elif seeds is None and from_failures is not None:
-        rows, held_out = _failed(from_failures, settings.include_validation)
+        rows, held_out = _failed(from_failures, include_validation)
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
-    if options.show_prompt:
-        source = Expansion(rows, config)
-        show_prompts((source.preview(name), config.prompt(name)) for name in config.strategies)
-        return None
-    directory = options.directory()
+    return _run(
+        Expansion(rows, config),
+        options.directory(),
+        options,
+        Verify(verify, options.verify_model, unfenced=unfenced),
+        held_out=held_out,
+        policy=policy,
+        seeds=rows,
+    )
+
+
+def _run(
+    source: Source,
+    directory: Directory,
+    options: GenerationOptions,
+    verify: Verify,
+    *,
+    corpus: Corpus | None = None,
+    held_out: Leaks | None = None,
+    policy: str | None = None,
+    seeds: Sequence[Row] = (),
+) -> GenerationReport | DryRun:
     endpoint = options.endpoint(directory)
+    chunks = sum(len(entry.chunks) for entry in corpus.held) if corpus is not None else 0
     started = time.monotonic()
-    with _policy(policy, conf, rows, directory, dry_run=options.dry_run) as value:
+    with _policy(policy, seeds, directory, dry_run=options.dry_run) as value:
         run = generate(
-            Expansion(rows, config),
+            source,
             directory,
             endpoint,
-            verify=options.verification(verify, settings),
+            verify=verify,
             evals=options.eval or [],
             value=value,
             held_out=held_out,
-            confirm=lambda estimate: confirm(_cost_lines(estimate), options),
+            confirm=lambda estimate: confirm(_cost_lines(estimate, corpus), options),
             dry_run=options.dry_run,
-            watching=lambda pipeline: progress(pipeline, count),
+            watching=lambda pipeline: progress(pipeline, source.config.count, chunks),
         )
-    return _result(run, endpoint.budget, options, seconds=time.monotonic() - started)
+    if options.dry_run:
+        return DryRun(run.estimate, _cost_lines(run.estimate, corpus), source.previews())
+    return GenerationReport(run, endpoint.budget, corpus, seconds=time.monotonic() - started)
 
 
 def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -182,24 +203,15 @@ def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
     return list(names), None
 
 
-def _result(
-    made: GenerationRun,
-    budget: Budget,
-    options: GenerationOptions,
-    *,
-    seconds: float,
-    corpus: Corpus | None = None,
-) -> GenerationReport | DryRun:
-    if options.dry_run:
-        return DryRun(made.estimate, _cost_lines(made.estimate, corpus))
-    return GenerationReport(made, budget, corpus, seconds=seconds)
-
-
-def _cost_lines(estimate: Estimate, corpus: Corpus | None = None) -> list[str]:
+def _cost_lines(estimate: Estimate, corpus: Corpus | None) -> list[str]:
     """Returns what is left to do, and what it costs."""
     lines = []
     if corpus is not None:
-        lines.append(_read(corpus))
+        chunks = sum(len(entry.chunks) for entry in corpus.held)
+        pages = sum(entry.document.pages or 0 for entry in corpus.held)
+        of_pages = f" ({counted(pages, 'page')} of PDF)" if pages else ""
+        documents = counted(len(corpus.held), "document")
+        lines.append(f"{documents}{of_pages} in {counted(chunks, 'part')}.")
     if estimate.accepted:
         lines.append(f"{counted(estimate.accepted, 'row')} from stored replies.")
     return [*lines, f"{estimate.as_text()}."]
@@ -240,7 +252,7 @@ def from_docs(
     kind: Annotated[list[str] | None, Option(metavar="NAME|FILE")] = None,
     verify: VerifyHow = "llm",
     options: GenerationOptions,
-) -> GenerationReport | DryRun | None:
+) -> GenerationReport | DryRun:
     """Generate tasks from documents, each with an answer and the passage it comes from.
 
     With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the
@@ -261,45 +273,20 @@ def from_docs(
     ajet dataset from-docs docs/ --count 60 --out data/ --model replies.py:reply
     """
     settings = options.settings(chunk_size=int, passes=int, encoding=str, redact=bool)
-    row_settings = options.row_settings(settings)
-    encoding = row_settings.pop("encoding", None)
-    redact = row_settings.pop("redact", True)
+    include_validation = settings.pop("include_validation", False)
+    unfenced = settings.pop("unfenced", False)
+    encoding = settings.pop("encoding", None)
+    redact = settings.pop("redact", True)
     kinds, template = _template(kind or [])
     if not kinds:
         kinds = ["few-shot"] if seeds else ["knowledge"]
-    config = DocsConfig(count, tuple(kinds), template=template, **row_settings)
-    directory = None if options.show_prompt else options.directory()
-    rows = options.seeds(seeds, settings) if seeds else []
+    config = DocsConfig(count, tuple(kinds), template=template, **options.call_settings(settings))
+    directory = options.directory()
+    rows = read_seeds(seeds, include_validation=include_validation) if seeds else []
     with ProgressBar("Reading documents") as bar:
         corpus = read_corpus(
             paths, config, encoding=encoding, redact=redact, on_progress=bar.update
         )
-    if directory is None:
-        source = FromDocs(corpus, config, rows)
-        show_prompts(
-            (source.preview(number), config.prompt(name))
-            for number, name in enumerate(config.kinds)
-        )
-        return None
-    endpoint = options.endpoint(directory)
-    started = time.monotonic()
-    chunks = sum(len(entry.chunks) for entry in corpus.held)
-    run = generate(
-        FromDocs(corpus, config, rows),
-        directory,
-        endpoint,
-        verify=options.verification(verify, settings),
-        evals=options.eval or [],
-        confirm=lambda estimate: confirm(_cost_lines(estimate, corpus), options),
-        dry_run=options.dry_run,
-        watching=lambda pipeline: progress(pipeline, count, chunks),
-    )
-    seconds = time.monotonic() - started
-    return _result(run, endpoint.budget, options, seconds=seconds, corpus=corpus)
-
-
-def _read(corpus: Corpus) -> str:
-    chunks = sum(len(entry.chunks) for entry in corpus.held)
-    pages = sum(entry.document.pages or 0 for entry in corpus.held)
-    of_pages = f" ({counted(pages, 'page')} of PDF)" if pages else ""
-    return f"{counted(len(corpus.held), 'document')}{of_pages} in {counted(chunks, 'part')}."
+    verification = Verify(verify, options.verify_model, unfenced=unfenced)
+    source = FromDocs(corpus, config, rows)
+    return _run(source, directory, options, verification, corpus=corpus)

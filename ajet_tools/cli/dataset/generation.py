@@ -6,8 +6,8 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,17 +18,13 @@ from typer import Option
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.dataset.options import Map, mapping_of
 from ajet_tools.cli.model_option import CONCURRENCY, parse_budget
 from ajet_tools.cli.result import TextResult
-from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.estimate import Estimate
 from ajet_tools.dataset.generate.records import Call
-from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.prompts import Prompt
-from ajet_tools.dataset.verify.combined import Verify
 
 VerifyHow = Annotated[
     str,
@@ -41,51 +37,13 @@ VerifyHow = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What `--with NAME=VALUE` changes; `rows` are settings of `CallSettings`."""
-
-    rows: Mapping[str, Any] = field(default_factory=dict)
-    unfenced: bool = False
-    """Run programs of --verify code without a sandbox, with your own permissions."""
-    include_validation: bool = False
-    """Also use seeds that come from validation tasks."""
-    skip_bad_rows: bool = False
-    """Skip seeds that cannot be read."""
-
-    @classmethod
-    def parse(cls, texts: Iterable[str], row_settings: Mapping[str, type]) -> Settings:
-        """Raises ConfigError for an unknown name or a value of the wrong type."""
-        types: dict[str, type] = dict(row_settings)
-        for switch in ("unfenced", "include_validation", "skip_bad_rows"):
-            types[switch] = bool
-        values: dict[str, Any] = {}
-        for text in texts:
-            name, _, written = text.partition("=")
-            name = name.strip().replace("-", "_")
-            if name not in types:
-                near = difflib.get_close_matches(name, types, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"--with {text}: there is {', '.join(sorted(types))}{hint}")
-            value = yaml.safe_load(written) if written else None
-            if types[name] is float and isinstance(value, int) and not isinstance(value, bool):
-                value = float(value)
-            if not isinstance(value, types[name]) or (
-                isinstance(value, bool) != (types[name] is bool)
-            ):
-                raise ConfigError(f"--with {text}: {name} is {_TYPES[types[name]]}")
-            values[name] = value
-        rows = {name: values.pop(name) for name in row_settings if name in values}
-        return cls(rows, **values)
-
-
 _TYPES: Mapping[type, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "a text",
 }
-ROW_SETTINGS: Mapping[str, type] = {
+_SETTINGS: Mapping[str, type] = {
     "temperature": float,
     "max_tokens": int,
     "per_call": int,
@@ -93,8 +51,33 @@ ROW_SETTINGS: Mapping[str, type] = {
     "seed": int,
     "similarity": float,
     "max_same_form": int,
+    "unfenced": bool,
+    "include_validation": bool,
 }
-"""Settings of both commands that `--with` changes, with their types."""
+"""What `--with` changes in both commands, with the types. `unfenced` runs programs of --verify code
+without a sandbox, with your own permissions; `include_validation` also uses seeds that come from
+validation tasks."""
+
+
+def parse_settings(texts: Iterable[str], types: Mapping[str, type]) -> dict[str, Any]:
+    """Parses `NAME=VALUE`. Raises ConfigError for an unknown name or a value of the wrong type."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, _, written = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in types:
+            near = difflib.get_close_matches(name, types, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"--with {text}: there is {', '.join(sorted(types))}{hint}")
+        kind = types[name]
+        value = yaml.safe_load(written) if written else None
+        if kind is float and type(value) is int:
+            value = float(value)
+        # not isinstance: true is an int of Python, and no number of a user
+        if type(value) is not kind:
+            raise ConfigError(f"--with {text}: {name} is {_TYPES[kind]}")
+        values[name] = value
+    return values
 
 
 @dataclass(frozen=True)
@@ -109,12 +92,11 @@ class GenerationOptions:
         verify_model: The model that verifies, as --model. Default: the writer.
         eval: Reject rows that are in this evaluation set; repeatable.
         validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 of five or more.
-        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, unfenced,
-            include_validation or skip_bad_rows; repeatable.
+        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, unfenced or
+            include_validation; repeatable.
         resume: Continue an earlier run in --out; answered calls are not repeated.
         yes: Do not ask for confirmation before the first call.
-        show_prompt: Print the prompts without sending them.
-        dry_run: Print how many calls and tokens are left and what they cost, without sending any.
+        dry_run: Print the prompts, how many calls and tokens are left and what they cost, without sending any.
     """
 
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR", help="Output directory.")] = (
@@ -127,18 +109,16 @@ class GenerationOptions:
     language: list[str] | None = None
     verify_model: Annotated[str | None, Option(metavar="MODEL")] = None
     eval: Annotated[list[str] | None, Option(metavar="FILE")] = None
-    map: Map = None
     validation: Annotated[float | None, Option(metavar="SHARE")] = None
     changes: Annotated[list[str] | None, Option("--with", metavar="NAME=VALUE")] = None
     resume: Annotated[bool, Option("--resume")] = False
     yes: Annotated[bool, Option("--yes", "-y")] = False
-    show_prompt: Annotated[bool, Option("--show-prompt")] = False
     dry_run: Annotated[bool, Option("--dry-run")] = False
 
-    def settings(self, **more: type) -> Settings:
-        return Settings.parse(self.changes or (), {**ROW_SETTINGS, **more})
+    def settings(self, **more: type) -> dict[str, Any]:
+        return parse_settings(self.changes or (), {**_SETTINGS, **more})
 
-    def row_settings(self, settings: Settings) -> dict[str, Any]:
+    def call_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments common to `GenerationConfig` and `DocsConfig`."""
         concurrency = self.spec().requests.get("concurrency", CONCURRENCY)
         return {
@@ -146,16 +126,8 @@ class GenerationOptions:
             "validation": self.validation,
             # twice as many, since calls also wait for their verification
             "window": 1 if concurrency == 1 else 2 * int(concurrency),
-            **settings.rows,
+            **settings,
         }
-
-    def seeds(self, path: str, settings: Settings) -> list[Row]:
-        return read_seeds(
-            path,
-            mapping=mapping_of(self.map),
-            skip_bad=settings.skip_bad_rows,
-            include_validation=settings.include_validation,
-        )
 
     def spec(self) -> ModelSpec:
         return ModelSpec.parse(self.model or "", "--model")
@@ -171,16 +143,15 @@ class GenerationOptions:
             raise ConfigError(
                 "no model: pass --model NAME@URL, a checkpoint's directory or FILE.py:FUNCTION"
             )
-        if directory.cache.exists() or not self.dry_run:
-            cache = directory.cache
-        else:
+        cache: Path | None = directory.cache
+        if self.dry_run and not directory.cache.exists():
             cache = None
-        base_url = os.environ.get("OPENAI_BASE_URL", "")
-        how = {"concurrency": CONCURRENCY, "cache": cache, "budget": budget}
-        return spec.open(base_url, **how)
-
-    def verification(self, how: str, settings: Settings) -> Verify:
-        return Verify(how, self.verify_model, unfenced=settings.unfenced)
+        return spec.open(
+            os.environ.get("OPENAI_BASE_URL", ""),
+            concurrency=CONCURRENCY,
+            cache=cache,
+            budget=budget,
+        )
 
     def directory(self) -> Directory:
         """Returns the output directory. Raises ConfigError if it is missing or has files of another
@@ -194,23 +165,23 @@ class GenerationOptions:
         return directory
 
 
-def show_prompts(first: Iterable[tuple[Call, Prompt]]) -> None:
-    for number, (call, prompt) in enumerate(first):
-        if number == 0:
-            echo(f"===== system\n{call.messages[0]['content']}\n")
-        echo(f"===== {prompt.label}\n{call.messages[1]['content']}\n")
-
-
 @dataclass(frozen=True)
 class DryRun(TextResult):
     estimate: Estimate
     costs: Sequence[str]
+    prompts: Sequence[tuple[Call, Prompt]]
+    """A call of each prompt."""
 
     def document(self) -> object:
         return self.estimate
 
-    def lines(self) -> list[str]:
-        return [*self.costs, "Nothing was sent."]
+    def lines(self) -> Iterator[str]:
+        for number, (call, prompt) in enumerate(self.prompts):
+            if number == 0:
+                yield f"===== system\n{call.messages[0]['content']}\n"
+            yield f"===== {prompt.label}\n{call.messages[1]['content']}\n"
+        yield from self.costs
+        yield "Nothing was sent."
 
 
 def confirm(lines: Sequence[str], options: GenerationOptions) -> None:

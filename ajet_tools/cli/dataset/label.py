@@ -11,8 +11,7 @@ from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.cli.dataset.options import Map, SkipBad, counted, mapping_of
+from ajet_tools.cli.dataset.options import counted
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.rows import Rows
@@ -31,10 +30,7 @@ from ajet_tools.dataset.labels import (
 def label(
     source: Annotated[str, Argument(metavar="FILE", show_default=False)],
     sample: Annotated[int, Option(min=1)] = 50,
-    seed: Annotated[int, Option()] = 0,
     out: Annotated[Path | None, Option("--out", "-o", metavar="FILE")] = None,
-    map: Map = None,
-    skip_bad_rows: SkipBad = False,
 ) -> None:
     """Label a random sample of a dataset in the terminal: a accepts a row, x rejects it, s skips it.
 
@@ -46,7 +42,6 @@ def label(
     Args:
         source: JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).
         sample: Number of rows; a larger sample begins with a smaller one.
-        seed: Random seed of the sample.
         out: Afterwards, write all rows but the rejected ones to this file.
 
     \b
@@ -59,21 +54,17 @@ def label(
         raise ConfigError("stdin is the keyboard; write the dataset to a file first")
     files_of(source)  # raises if there is none
     app_module = load_viewer("label")
-    mapping = mapping_of(map)
-    bad = BadRows(skip=skip_bad_rows)
     labels = Labels(labels_beside(source))
 
     def estimate_sample(rows: Sequence[Row]) -> ErrorEstimate | None:
         return estimate(rows, labels)
 
-    rows = Rows(source, mapping=mapping, bad=bad)
-    viewer = app_module.LabelApp(
-        source, labels, lambda: draw(iter(rows), sample, seed), estimate_sample
-    )
+    rows = Rows(source)
+    viewer = app_module.LabelApp(source, labels, lambda: draw(iter(rows), sample), estimate_sample)
     viewer.run()
     if viewer.failure is not None:
         raise viewer.failure
-    errors = estimate_errors(Path(source)) if not mapping else None
+    errors = estimate_errors(Path(source))
     if errors is not None:
         echo(errors.as_text(), err=True)
     if out is not None:

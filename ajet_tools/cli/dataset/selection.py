@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Out,
-    RowOptions,
     RowsResult,
     Source,
     check_apart,
@@ -23,10 +23,12 @@ from ajet_tools.cli.dataset.options import (
     left_out_lines,
     to_place,
 )
+from ajet_tools.cli.result import HIDDEN, visible_fields
 from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.sql import Where, select
 from ajet_tools.dataset.files.blocks import Block
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.writer import Writer
 
 if TYPE_CHECKING:
@@ -35,13 +37,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectResult(RowsResult):
+    bad: BadRows = field(metadata=HIDDEN)
+
+    def document(self) -> dict[str, object]:
+        return {**visible_fields(self), "bad_rows": self.bad.count}
+
     def lines(self) -> Iterator[str]:
         yield f"{counted(self.rows, 'row')}{to_place(self.path)}"
         yield from self.bad_row_lines()
 
+    def bad_row_lines(self) -> Iterator[str]:
+        if self.bad.count:
+            yield f"  left out: {counted(self.bad.count, 'bad row')}, the first:"
+            for problem in self.bad.first:
+                yield f"    {problem}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class FilterResult(RowsResult):
+class FilterResult(SelectResult):
     kept: int
     left_out: Mapping[str, int]
     """Rows by the reason why they were left out."""
@@ -70,15 +83,15 @@ def filter_(
     out: Out = "-",
     sql: Annotated[str | None, Option(metavar="SELECT")] = None,
     judge: Annotated[str | None, Option(metavar="FILE:NAME")] = None,
-    min_reward: Annotated[
-        float | None, Option(help="With --judge: minimum reward, instead of full marks.")
-    ] = None,
     rejected: Annotated[
         Path | None, Option(metavar="FILE", help="File for the rows that are left out.")
     ] = None,
-    rows: RowOptions,
+    map: Annotated[list[str] | None, Option(metavar="COLUMN=FIELD")] = None,
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Skip invalid rows, and those of unreadable pictures.")
+    ] = False,
 ) -> FilterResult | SelectResult:
-    """Keep rows that match an expression or a judge.
+    """Keep rows that match an expression or a judge; rename columns, drop rows that can't be read.
 
     An expression is what SQL has after WHERE (DuckDB's): columns (main_query), fields of objects
     (metadata.answer), items of lists (messages[1].content), functions. text, chars, words and
@@ -86,12 +99,14 @@ def filter_(
     unknown) is told by script and common words. has('train') looks for a text in what the row
     asks, and so does an expression without any operator. --sql takes a whole SELECT.
 
-    Rows that a judge fails on are left out, and the exit code is 1.
+    Rows that a judge fails on are left out, and the exit code is 1. Without a condition all rows are
+    kept: other commands read the result from a pipe (`-`).
 
     Args:
         expression: Expression, such as 'metadata.level >= 3'.
         sql: Write the result of this SELECT over the table `rows` instead.
         judge: Only rows whose own answer gets full marks from this judge.
+        map: Rename a column to main_query, task_id, metadata.answer, ...; repeatable.
 
     \b
     ajet dataset filter tasks.jsonl "metadata.level >= 3 and not has('train')" -o hard.jsonl
@@ -100,43 +115,62 @@ def filter_(
     ajet dataset filter tasks.jsonl train -o trains.jsonl
     ajet dataset filter tasks.parquet --sql "SELECT label, count(*) AS n FROM rows GROUP BY label"
     ajet dataset filter tasks.jsonl --judge agent.py:exact --rejected bad.jsonl -o good.jsonl
+    ajet dataset filter qa.csv --map Frage=question | ajet dataset dedup - -o clean.jsonl
     """
-    if min_reward is not None and judge is None:
-        raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
-    if sql is not None:
-        if expression or judge or rejected:
-            raise ConfigError(
-                "--sql is a complete SELECT; remove the expression and the other conditions"
-            )
-        count = select(sql, rows.rows(source, again=True), out)
-        return SelectResult(rows=count, path=out, bad=rows.bad)
+    if sql is not None and (expression or judge or rejected):
+        raise ConfigError(
+            "--sql is a complete SELECT; remove the expression and the other conditions"
+        )
     check_apart(out=out, rejected=rejected)
-    read = rows.rows(source, again=expression is not None)
+    bad = BadRows(skip=skip_bad_rows)
+    reads_again = sql is not None or expression is not None
+    rows = Rows(
+        source,
+        mapping=_mapping_of(map or ()),
+        bad=bad,
+        again=reads_again,
+        pictures=skip_bad_rows,
+    )
+    if sql is not None:
+        return SelectResult(rows=select(sql, rows, out), path=out, bad=bad)
     keep = Keep(
-        where=Where(expression, read) if expression else None,
+        where=Where(expression, rows) if expression else None,
         judge=_judge(judge) if judge else None,
-        reward=min_reward,
     )
     mark = marker(source, out)
     with ExitStack() as stack:
-        empty = mark(read.empty())
+        empty = mark(rows.empty())
         writer = stack.enter_context(Writer(out, schema=empty.data.schema))
         if rejected:
             schema = _with_reason(empty, "").data.schema
             others = stack.enter_context(Writer(rejected, schema=schema))
             keep.on_left_out = lambda block, reason: others.write_block(_with_reason(block, reason))
         passing = stack.enter_context(counting("filter"))
-        for block, indices in keep.of(map(mark, passing(read.blocks()))):
+        marked = (mark(block) for block in passing(rows.blocks()))
+        for block, indices in keep.of(marked):
             writer.write_block(block.take(indices))
-    left_out = dict(keep.left_out.most_common())
     return FilterResult(
         rows=writer.rows + keep.left_out.total(),
         path=out,
-        bad=rows.bad,
+        bad=bad,
         kept=writer.rows,
-        left_out=left_out,
+        left_out=dict(keep.left_out.most_common()),
         failures=keep.failures,
     )
+
+
+def _mapping_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Parses `question=main_query` to column -> field."""
+    mapping: dict[str, str] = {}
+    for pair in pairs:
+        column, equals, field = (part.strip() for part in pair.partition("="))
+        if not (column and equals and field):
+            raise ConfigError(
+                f"--map {pair}: write COLUMN=FIELD, such as question=main_query or"
+                " label=metadata.answer"
+            )
+        mapping[column] = field
+    return mapping
 
 
 def _with_reason(block: Block, reason: str) -> Block:

@@ -47,11 +47,7 @@ def has_lineage(block: Block) -> bool:
 def marker(source: str, out: str) -> Callable[[Block], Block]:
     """Returns what marks the rows of a file whose name says that they are held out, if the name
     they get doesn't say so."""
-    return held_out_block if hides_held_out(source, out) else _unmarked
-
-
-def _unmarked(block: Block) -> Block:
-    return block
+    return held_out_block if hides_held_out(source, out) else lambda block: block
 
 
 def marked_rows(rows: Rows, out: str) -> Iterator[Row]:

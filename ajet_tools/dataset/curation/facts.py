@@ -1,4 +1,4 @@
-"""Facts about a row for `validate`: kinds of values, what it asks and answers, and its problems."""
+"""Facts about a row for `validate`: what it asks and answers, and its problems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.questions import text_of, truth_of, without_system
+from ajet_sdk.tasks.questions import SYSTEM, Reading, without_system
 from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.forms import given_away, normalize
@@ -34,8 +34,6 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 @dataclass(frozen=True)
 class RowFacts:
-    kinds: Mapping[str, str]
-    """Kinds of values by path, to two levels; integers count as numbers."""
     problems: list[tuple[str, str]]
     """Kind of problem and message."""
     is_task: bool
@@ -49,55 +47,51 @@ class RowFacts:
     """The answer as JSON, after a letter for its kind."""
 
 
-def facts_of(row: Row) -> RowFacts:
-    text = text_of(row.values)
+def facts_of(row: Row, reading: Reading) -> RowFacts:
+    text = reading.text
     problems: list[tuple[str, str]] = []
-    excerpt = given_away(row.values, text)
+    excerpt = given_away(reading)
     if excerpt is not None:
         problems.append(("given away", f"contains its answer: {excerpt}"))
     excerpt = runs_of_prompts().first_in(text)
     if excerpt is not None:
         problems.append(("prompt", f"repeats words of a generation prompt: {excerpt}"))
-    kinds = kinds_of(row.values)
-    if _is_plain_task(row.values, kinds):
-        problem = None
-    else:
+    problem = None
+    if not _is_plain_task(row.values):
         problem = _problem_of_task(row)
     if problem is not None:
         problems.append(problem)
-    form = normalize(text)
-    asked = normalize(without_system(text)) if form else form
+    form = normalize(text) or None
+    asked = form
+    if form is not None and SYSTEM in text:
+        asked = normalize(without_system(text))
+    answer = None
+    if reading.truths:
+        truth = reading.truths[0]
+        sign = _SIGNS.get(kind_of(truth), _OTHER)
+        answer = sign + json.dumps(truth, sort_keys=True, default=str)
     task_id = row.values.get("task_id")
     has_id = task_id not in (None, "") and problem is None
     return RowFacts(
-        kinds=kinds,
         problems=problems,
         is_task=problem is None,
-        text=form or None,
-        asked=asked if form else None,
+        text=form,
+        asked=asked,
         task_id=str(task_id) if has_id else None,
-        answer=_answer(row.values),
+        answer=answer,
     )
 
 
-def kinds_of(values: Mapping[str, object], before: str = "") -> dict[str, str]:
-    """Returns the kinds of a row's columns and of the fields within them, by path."""
-    kinds = {}
-    for name, value in values.items():
-        kind = kind_of(value)
-        kinds[f"{before}{name}"] = "number" if kind == "integer" else kind
-        if isinstance(value, dict) and not before:
-            kinds |= kinds_of(value, f"{name}.")
-    return kinds
-
-
-def _is_plain_task(values: Mapping[str, object], kinds: Mapping[str, str]) -> bool:
+def _is_plain_task(values: Mapping[str, object]) -> bool:
     """Whether a row is sure to be a task, without making one, which takes ten times as long."""
     for name, plain in _PLAIN.items():
-        if name in kinds and kind_of(values[name]) not in plain:
+        if name in values and kind_of(values[name]) not in plain:
             return False
-    queries = [value for name in QUERY_COLUMNS if isinstance(value := values.get(name), str)]
-    return bool(queries and queries[0].strip()) and _is_encodable(_ENCODE(values))
+    for name in QUERY_COLUMNS:
+        query = values.get(name)
+        if isinstance(query, str):
+            return bool(query.strip()) and _is_encodable(_ENCODE(values))
+    return False
 
 
 def _is_encodable(text: str) -> bool:
@@ -117,13 +111,8 @@ def _problem_of_task(row: Row) -> tuple[str, str] | None:
         return "no task", str(error).removeprefix(f"{row.where}: ").removeprefix(f"{row.where} ")
     if not (task.main_query.strip() or task.init_messages or task.env_type):
         columns = ", ".join(row.values)
-        return "asks nothing", f"has no main_query and no init_messages; it has {columns} (--map)"
+        return (
+            "asks nothing",
+            f"has no main_query and no init_messages; it has {columns} (filter --map)",
+        )
     return None
-
-
-def _answer(values: Mapping[str, object]) -> str | None:
-    value = truth_of(values)
-    if value is None:
-        return None
-    sign = _SIGNS.get(kind_of(value), _OTHER)
-    return sign + (value if sign == "s" else json.dumps(value, sort_keys=True, default=str))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal
 
-from ajet_sdk.tasks.questions import messages_of_reply, question_of, reply_of, truth_of
+from ajet_sdk.tasks.questions import Reading, messages_of_reply, question_of
 from ajet_sdk.tasks.row_texts import chat_of
 from ajet_tools.dataset.curation.fields import task_id_of
 from ajet_tools.dataset.files.values import as_text
@@ -139,14 +139,13 @@ def _conversation(values: _Values) -> _Chat:
     prompt = _prompt_of(values)
     if prompt.messages[-1].get("role") == "assistant":
         return prompt
-    reply = reply_of(values)
-    if reply is not None:
-        messages = [*prompt.messages, *map(dict, reply.messages)]
-        return _Chat(messages, {*prompt.used, reply.column})
-    answer = truth_of(values)
-    if answer is None:
+    row = Reading(values)
+    if row.reply is not None:
+        messages = [*prompt.messages, *map(dict, row.reply.messages)]
+        return _Chat(messages, {*prompt.used, row.reply.column})
+    if not row.truths:
         raise Unfit("without a reply or an answer")
-    message: dict[str, object] = {"role": "assistant", "content": as_text(answer)}
+    message: dict[str, object] = {"role": "assistant", "content": as_text(row.truths[0])}
     return _Chat([*prompt.messages, message], prompt.used)
 
 

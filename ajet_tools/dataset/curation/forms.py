@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ajet_sdk.judges.math import number
-from ajet_sdk.tasks.questions import answer_of, text_of, truths_of
+from ajet_sdk.tasks.questions import Reading, text_of
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.text.number_words import TENS, UNITS
 
@@ -172,7 +172,7 @@ def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:
     return forms.diversity()
 
 
-def given_away(values: Mapping[str, object], question: str | None = None) -> str | None:
+def given_away(row: Reading) -> str | None:
     """Returns the part of a question that contains its answer, such as `(The answer is 2976.)` or
     `... = 12`, or None.
 
@@ -180,10 +180,10 @@ def given_away(values: Mapping[str, object], question: str | None = None) -> str
     occur in the sentence that asks. An answer that is only mentioned, such as one of several
     choices, does not count.
     """
-    question = text_of(values) if question is None else question
+    question = row.text
     folded = _folded(question)
     before, asked, after = question.rpartition("?")
-    for answer in _answers(values):
+    for answer in _spellings_of(row):
         phrase = _folded(answer.strip(" ."))
         if phrase not in folded:
             continue
@@ -233,20 +233,21 @@ def _cue(question: str, answer: str, start: int, end: int) -> re.Match[str] | No
     return cue
 
 
-def _answers(values: Mapping[str, object]) -> Iterator[str]:
-    for answer in (*truths_of(values), answer_of(values)):
-        if isinstance(answer, str | int | float) and not isinstance(answer, bool):
-            text = str(answer).strip()
-            if 0 < len(text) <= _LONGEST:
-                yield from _spellings(text)
-
-
-def _spellings(answer: str) -> Iterator[str]:
-    """Yields an answer, and other spellings of a whole number."""
-    yield answer
-    value = int(answer) if answer.isdecimal() and answer.isascii() else number(answer)
-    if value is not None and value.denominator == 1:
+def _spellings_of(row: Reading) -> Iterator[str]:
+    """Yields the short answers of a row; of whole numbers also other spellings."""
+    seen: set[str] = set()
+    for answer in (*row.truths, row.answer):
+        text = str(answer).strip()
+        is_plain = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+        if not is_plain or text in seen or not 0 < len(text) <= _LONGEST:
+            continue
+        seen.add(text)
+        yield text
+        value = int(text) if text.isdecimal() and text.isascii() else number(text)
+        if value is None or value.denominator != 1:
+            continue
         whole = int(value)
         written = [str(whole), f"{whole:,}", f"{whole}.0", f"{whole}.00"]
-        written += [_NUMBERS[whole]] if 0 <= whole < len(_NUMBERS) else []
-        yield from (spelling for spelling in written if spelling != answer)
+        if 0 <= whole < len(_NUMBERS):
+            written.append(_NUMBERS[whole])
+        yield from (spelling for spelling in written if spelling != text)

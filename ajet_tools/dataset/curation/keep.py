@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ajet_tools.dataset.curation.sql import Where
-from ajet_tools.dataset.files.blocks import Block, Row
+from ajet_tools.dataset.files.blocks import Block
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
+    from ajet_tools.dataset.verify.verdict import Verifier
 
 Kept = tuple[Block, list[int]]
-_AT_ONCE = 64
+_AT_ONCE = 64  # a judge may wait for a model
 
 
 @dataclass
@@ -24,8 +25,6 @@ class Keep:
     where: Where | None = None
     judge: Verifier | None = None
     """Checks the answers of rows that meet the other conditions."""
-    reward: float | None = None
-    """Minimum reward. Default: the judge's full marks."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Rejected rows by their first reason."""
     on_left_out: Callable[[Block, str], None] | None = None
@@ -41,16 +40,13 @@ class Keep:
     def _kept(self, block: Block) -> list[int]:
         indices = list(range(len(block)))
         if self.where is not None:
-            indices = self._matching(block, indices, self.where)
+            matching = set(self.where.matching(block))
+            rejected = [index for index in indices if index not in matching]
+            self._reject(block, rejected, "not matching the expression")
+            indices = [index for index in indices if index in matching]
         if self.judge is not None:
-            indices = self._verified(block, indices, self.judge)
+            indices = asyncio.run(self._verified(block, indices, self.judge))
         return indices
-
-    def _matching(self, block: Block, indices: Sequence[int], where: Where) -> list[int]:
-        matching = set(where.matching(block))
-        rejected = [index for index in indices if index not in matching]
-        self._reject(block, rejected, "not matching the expression")
-        return [index for index in indices if index in matching]
 
     def _reject(self, block: Block, indices: Sequence[int], reason: str) -> None:
         if not indices:
@@ -59,37 +55,18 @@ class Keep:
         if self.on_left_out is not None:
             self.on_left_out(block.take(indices), reason)
 
-    def _verified(self, block: Block, indices: Sequence[int], judge: Verifier) -> list[int]:
-        import asyncio
-
+    async def _verified(self, block: Block, indices: Sequence[int], judge: Verifier) -> list[int]:
         rows = list(block.rows())
-
-        async def verdicts(some: Sequence[int]) -> list[RowVerdict]:
-            checks = [judge.check(rows[index].values, None) for index in some]
-            return list(await asyncio.gather(*checks))
-
         kept: list[int] = []
-        with asyncio.Runner() as runner:
-            for start in range(0, len(indices), _AT_ONCE):
-                some = indices[start : start + _AT_ONCE]
-                for index, verdict in zip(some, runner.run(verdicts(some)), strict=True):
-                    reason = self._problem(rows[index], verdict)
-                    if reason is None:
-                        kept.append(index)
-                    else:
-                        self._reject(block, [index], reason)
+        for start in range(0, len(indices), _AT_ONCE):
+            some = indices[start : start + _AT_ONCE]
+            checks = [judge.check(rows[index].values, None) for index in some]
+            for index, verdict in zip(some, await asyncio.gather(*checks), strict=True):
+                if verdict.ok:
+                    kept.append(index)
+                    continue
+                self._reject(block, [index], verdict.reason)
+                if verdict.failed and len(self.failures) < 5:
+                    error = verdict.details.get("error", verdict.reason)
+                    self.failures.append(f"{block.where(index)}: {error}")
         return kept
-
-    def _problem(self, row: Row, verdict: RowVerdict) -> str | None:
-        """Returns the reason for a rejection, or None."""
-        if verdict.failed:
-            if len(self.failures) < 5:
-                self.failures.append(f"{row.where}: {verdict.details.get('error', verdict.reason)}")
-            return verdict.reason
-        reward = verdict.details.get("reward")
-        if self.reward is not None and isinstance(reward, int | float):
-            if reward < self.reward:
-                return f"with a reward below {self.reward:g}"
-        elif not verdict.ok:
-            return verdict.reason
-        return None

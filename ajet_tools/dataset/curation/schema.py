@@ -79,8 +79,8 @@ class RowShape:
             (first_query, first), (second_query, second), *_ = queries.items()
             raise TaskError(
                 f"the seeds have different shapes: the question is in {first_query or 'messages'!r}"
-                f" in {first} and in {second_query or 'messages'!r} in {second}. Use --map to make"
-                " them the same, or expand them separately"
+                f" in {first} and in {second_query or 'messages'!r} in {second}. Make them"
+                " the same (`ajet dataset filter --map`), or expand them separately"
             )
         root = _infer([(row.where, _given(row.values)) for row in rows], "")
         [query] = queries
@@ -176,8 +176,8 @@ def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
         if "[]" not in path and not set(row) & set(known):
             raise TaskError(
                 f"the seeds have different shapes: {path or 'the row'} has {', '.join(known)} in"
-                f" {first} and {', '.join(row)} in {where}. Use --map to make them the same, or"
-                " expand them separately"
+                f" {first} and {', '.join(row)} in {where}. Make them the same (`ajet dataset filter"
+                " --map`), or expand them separately"
             )
 
 

@@ -104,17 +104,13 @@ class Splitter:
         for key, values in zip(keys, block.values(), strict=True):
             number = hash(key)
             if number not in self._places:
-                self._places[number] = self._new_place(value_at(values, self._stratify))
+                stratum = _as_key(value_at(values, self._stratify))
+                start = _place(self._seed, f"stratum {stratum}")
+                # multiples of the golden ratio modulo 1 are evenly distributed over any run
+                self._places[number] = (start + self._counts[stratum] * _GOLDEN) % 1
+                self._counts[stratum] += 1
             sides.append(self._side(self._places[number]))
         return sides
 
     def _side(self, place: float) -> str:
         return self._names[bisect_right(self._edges, place)]
-
-    def _new_place(self, value: object) -> float:
-        stratum = _as_key(value)
-        start = _place(self._seed, f"stratum {stratum}")
-        number = self._counts[stratum]
-        self._counts[stratum] += 1
-        # multiples of the golden ratio modulo 1 are evenly distributed over any run
-        return (start + number * _GOLDEN) % 1

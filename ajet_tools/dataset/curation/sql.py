@@ -28,7 +28,7 @@ from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, encodable
 from ajet_tools.dataset.files.columns import LINE, LINES, lost_in_text
-from ajet_tools.dataset.files.json_columns import MARK, identifier
+from ajet_tools.dataset.files.json_columns import MARK, identifier, one_chunk
 from ajet_tools.dataset.files.query_tables import RAW, QueryTables
 from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.writer import Writer, writes_table
@@ -57,10 +57,9 @@ def _connect(path: Path | None = None) -> Any:
     """Opens a database with our functions, in memory or in a file."""
     import duckdb
 
-    def languages(some: pa.Array) -> pa.Array:
-        return pa.array(
-            [None if text is None else language_of(text) for text in some.to_pylist()], pa.string()
-        )
+    def languages(texts: pa.Array) -> pa.Array:
+        found = [None if text is None else language_of(text) for text in texts.to_pylist()]
+        return pa.array(found, pa.string())
 
     settings = {"threads": 1, "memory_limit": "1GB", "temp_directory": str(spill_directory())}
     connection = duckdb.connect(str(path or ":memory:"), config=settings)
@@ -222,13 +221,11 @@ class _Result:
             return f"to_json({column})"
         if is_text and kind.startswith(_PRINTED):
             return f"to_json(CAST({column} AS VARCHAR))"
-        if kind == "VARCHAR" and self._has_mark(column):
-            return f"to_json({column})"
+        if kind == "VARCHAR":
+            marked = self._result.filter(f"contains({column}, '{MARK}')")
+            if marked.limit(1).fetchall():
+                return f"to_json({column})"
         return None
-
-    def _has_mark(self, column: str) -> bool:
-        some = self._result.filter(f"contains({column}, '{MARK}')").limit(1)
-        return bool(some.fetchall())
 
     def empty(self) -> Block:
         return self._block(self._relation.limit(0).to_arrow_table())
@@ -241,10 +238,7 @@ class _Result:
         arrays = []
         fields = []
         for column, values in zip(table.schema, table.columns, strict=True):
-            if values.chunks:
-                array = pa.concat_arrays(values.chunks)
-            else:
-                array = pa.array([], column.type)
+            array = one_chunk(values)
             field = self._declared.get(column.name, column)
             if column.name == LINE:
                 array = pc.replace_substring(array, MARK, "\\u")

@@ -1,28 +1,22 @@
-"""Statistics of a dataset in one pass, with 8 bytes of memory per row."""
+"""Statistics of a dataset: lengths, languages, fields and their values."""
 
 from __future__ import annotations
 
 import json
 import math
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from ajet_sdk.tasks.questions import answer_of, text_of
-from ajet_tools.dataset.curation.forms import Diversity, Forms
+from ajet_sdk.tasks.questions import Reading
+from ajet_tools.dataset.curation.forms import Forms
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.values import as_text, kind_of, value_at
-from ajet_tools.dataset.similarity.text import normal
+from ajet_tools.dataset.files.values import as_text, kind_of
 
 _MOST_FIELDS = 500
 _MOST_VALUES = 100_000
 """Values of a field that are counted; of more, none is known to be the most common."""
-_MOST_GROUPS = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
 _EVERY_ROW = 10_000
@@ -59,9 +53,15 @@ class Lengths(Counter[int]):
 class Field:
     """The values of a field."""
 
-    present: int = 0
-    """Rows with a value other than null."""
+    depth: int
+    """0 for a column, 1 for a field within it."""
+    rows: int = 0
+    """Rows with this key."""
+    first_lacking: int | None = None
+    """The number of the first row without this key that a row with it follows."""
     kinds: Counter[str] = field(default_factory=Counter)
+    first_of_kind: dict[str, int] = field(default_factory=dict)
+    """The number of the first row with a value of each kind."""
     values: Counter[str] = field(default_factory=Counter)
     """Counts of short values, as JSON."""
     others: int = 0
@@ -69,9 +69,14 @@ class Field:
     has_too_many: bool = False
     """Some short values are not counted, since there are too many different ones."""
 
-    def add(self, value: object) -> None:
-        self.present += value is not None
-        self.kinds[kind_of(value)] += 1
+    def add(self, value: object, row: int) -> None:
+        if self.first_lacking is None and self.rows < row:
+            # all rows before had the key, so their number is that of the first without it
+            self.first_lacking = self.rows
+        self.rows += 1
+        kind = kind_of(value)
+        self.kinds[kind] += 1
+        self.first_of_kind.setdefault(kind, row)
         if value is None or isinstance(value, dict):
             return
         text = None if _is_long(value) else _ENCODE(value)
@@ -82,6 +87,11 @@ class Field:
         else:
             self.others += 1
             self.has_too_many = True
+
+    @property
+    def present(self) -> int:
+        """Rows with a value other than null."""
+        return self.rows - self.kinds["null"]
 
     def as_json(self) -> dict[str, object]:
         distinct = len(self.values)
@@ -111,14 +121,13 @@ def _is_long(value: object) -> bool:
 
 @dataclass
 class Stats:
+    """The forms are those of the first 10,000 rows and of every 101st of the others; all else is of
+    every row."""
+
     rows: int = 0
-    looked_at: int = 0
-    """Number of rows whose form was examined: all, or the first 10,000 and every 101st of the
-    others."""
     distinct: int = 0
-    """Number of distinct texts, ignoring case and white space."""
-    diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))
-    """Number of distinct texts without numbers and names."""
+    """Number of distinct questions, ignoring case and white space."""
+    forms: Forms = field(default_factory=Forms)
     empty: int = 0
     """Number of rows without text."""
     answered: int = 0
@@ -129,21 +138,19 @@ class Stats:
     languages: Counter[str] = field(default_factory=Counter)
     fields: dict[str, Field] = field(default_factory=dict)
     """Fields by path, to two levels below a column, such as `metadata.answer`."""
-    by: str | None = None
-    groups: dict[str, Lengths] = field(default_factory=dict)
-    """Text lengths, by the values of the field `by`."""
 
     @property
     def duplicates(self) -> int:
         return self.rows - self.distinct
 
     def as_json(self) -> dict[str, object]:
-        summary: dict[str, object] = {
+        diversity = self.forms.diversity()
+        return {
             "rows": self.rows,
-            "looked_at": self.looked_at,
+            "looked_at": diversity.rows,
             "distinct": self.distinct,
             "duplicates": self.duplicates,
-            "diversity": self.diversity.as_json(),
+            "diversity": diversity.as_json(),
             "empty": self.empty,
             "answered": self.answered,
             "chars": self.chars.as_json(),
@@ -152,78 +159,34 @@ class Stats:
             "languages": dict(ordered(self.languages)),
             "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
-        if self.by:
-            groups = {}
-            for name, lengths in self.top_groups():
-                groups[name] = {"rows": lengths.total(), **lengths.as_json()}
-            summary["by"] = {self.by: groups}
-        return summary
 
-    def top_groups(self, most: int = 50) -> list[tuple[str, Lengths]]:
-        return sorted(self.groups.items(), key=lambda item: (-item[1].total(), item[0]))[:most]
+    def add(self, row: Reading) -> None:
+        text = row.text
+        language = language_of(text)
+        self.languages[language] += 1
+        if self.rows < _EVERY_ROW or (self.rows - _EVERY_ROW) % _STEP_ROWS == 0:
+            self.forms.add(text, language)
+        words = len(text.split())
+        self.chars[len(text)] += 1
+        self.words[words] += 1
+        self.empty += not words
+        if row.answer is not None:
+            self.answered += 1
+            self.answer_chars[len(as_text(row.answer))] += 1
+        self._add_fields(row.values, "", 0)
+        self.rows += 1
 
-
-def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
-    """Computes the statistics; `by` groups text lengths by the values of a field.
-
-    Unless `exact`, the forms of more than 10,000 rows are those of a sample (`looked_at`); all else
-    is exact.
-    """
-    stats = Stats(by=by)
-    forms = Forms()
-    hashes = array("q")
-    for block in blocks:
-        for values in block.values():
-            text = text_of(values)
-            language = language_of(text)
-            is_sampled = (stats.rows - _EVERY_ROW) % _STEP_ROWS == 0
-            if exact or is_sampled or stats.rows < _EVERY_ROW:
-                forms.add(text, language)
-                stats.looked_at += 1
-            stats.rows += 1
-            stats.languages[language] += 1
-            hashes.append(hash(normal(text)))
-            _add(stats, values, text)
-    stats.distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
-    stats.diversity = forms.diversity()
-    return stats
-
-
-def _add(stats: Stats, values: Mapping[str, object], text: str) -> None:
-    words = len(text.split())
-    stats.chars[len(text)] += 1
-    stats.words[words] += 1
-    stats.empty += not words
-    answer = answer_of(values)
-    if answer is not None:
-        stats.answered += 1
-        stats.answer_chars[len(as_text(answer))] += 1
-    _add_fields(stats.fields, values)
-    if stats.by:
-        name = _name(value_at(values, stats.by))
-        if name not in stats.groups and len(stats.groups) >= _MOST_GROUPS:
-            name = "(others)"
-        stats.groups.setdefault(name, Lengths())[len(text)] += 1
-
-
-def _add_fields(fields: dict[str, Field], values: Mapping[str, object], before: str = "") -> None:
-    for name, value in values.items():
-        path = f"{before}{name}"
-        column = fields.get(path)
-        if column is None:
-            if len(fields) >= _MOST_FIELDS:
-                continue
-            column = fields[path] = Field()
-        column.add(value)
-        if path.count(".") < 2 and isinstance(value, Mapping):
-            _add_fields(fields, value, f"{path}.")
-
-
-def _name(value: object) -> str:
-    text = as_text(value)
-    if len(text) <= _LONGEST_VALUE:
-        return text
-    return text[: _LONGEST_VALUE - 1] + "…"
+    def _add_fields(self, values: Mapping[str, object], before: str, depth: int) -> None:
+        for name, value in values.items():
+            path = f"{before}{name}"
+            column = self.fields.get(path)
+            if column is None:
+                if len(self.fields) >= _MOST_FIELDS:
+                    continue
+                column = self.fields[path] = Field(depth)
+            column.add(value, self.rows)
+            if depth < 2 and isinstance(value, dict):
+                self._add_fields(value, f"{path}.", depth + 1)
 
 
 def ordered(counts: Mapping[Any, int]) -> Sequence[tuple[Any, int]]:

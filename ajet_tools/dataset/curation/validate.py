@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +21,16 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.picture_files import files_by_pixels
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.lineage import descended
-from ajet_sdk.tasks.questions import text_of, without_system
+from ajet_sdk.tasks.questions import Reading
 from ajet_sdk.tasks.row_names import INNER, is_answer
 from ajet_sdk.tasks.row_pictures import pictures_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.descent import descent_of, has_lineage
 from ajet_tools.dataset.curation.facts import facts_of
+from ajet_tools.dataset.curation.stats import Stats
 from ajet_tools.dataset.files.blocks import Block, Row
 from ajet_tools.dataset.files.json_columns import connection
-from ajet_tools.dataset.files.rows import Rows, read
-from ajet_tools.dataset.similarity.near import NearIndex
+from ajet_tools.dataset.files.rows import Rows
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
@@ -46,7 +46,6 @@ KINDS: dict[str, tuple[Level, str]] = {
     "id": ("error", "two tasks have the same task_id"),
     "contradiction": ("error", "a question has two answers"),
     "leakage": ("error", "a task is in two files"),
-    "near leakage": ("error", "nearly the same question is in two files"),
     "shared picture": ("warning", "a picture is in two files, under other questions or the same"),
     "duplicate": ("warning", "a question is repeated in a file"),
     "given away": ("warning", "a question contains its answer"),
@@ -59,7 +58,6 @@ KINDS: dict[str, tuple[Level, str]] = {
 """Severity and description of each kind of problem."""
 _FIRST = 20
 """Maximum number of problems listed per kind; the others are only counted."""
-_MOST_PATHS = 500
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,8 @@ class Problem:
 class Report:
     """The first few problems of each kind, and counts of all."""
 
-    rows: dict[str, int] = field(default_factory=dict)
-    """Number of rows by file."""
+    stats: dict[str, Stats] = field(default_factory=dict)
+    """By file."""
     pictures: dict[str, int] = field(default_factory=dict)
     """Number of pictures by file, of those that have any."""
     different_pictures: int = 0
@@ -92,6 +90,11 @@ class Report:
         self.counts[kind] += 1
         if self.counts[kind] <= _FIRST:
             self.problems.append(Problem(at, kind, where, message))
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Number of rows by file."""
+        return {name: stats.rows for name, stats in self.stats.items()}
 
     @property
     def errors(self) -> int:
@@ -118,26 +121,18 @@ _ORDER = (
 """The order of problems of a row."""
 
 
-def validate(
-    sources: Mapping[str, str],
-    *,
-    mapping: Mapping[str, str] | None = None,
-    near: float | None = None,
-) -> Report:
+def validate(sources: Mapping[str, str], on_rows: Callable[[int], None] | None = None) -> Report:
     """Validates datasets, which may be splits of one. Raises nothing for problems in them.
 
     Args:
         sources: name in messages -> path.
-        mapping: as of `Rows`.
-        near: also find questions in two files that have at least this similarity (0 to 1).
+        on_rows: called with the number of rows of each block that was read.
     """
-    validation = _Validation(mapping)
+    validation = _Validation(on_rows)
     for name, path in sources.items():
         validation.add_file(name, path)
     validation.add_problems_between_rows()
     report = validation.report
-    if near is not None:
-        _check_near_leakage(sources, mapping, near, report)
     report.problems.sort(key=lambda problem: problem.at)
     return report
 
@@ -166,9 +161,9 @@ _REPEATED = """
 class _Validation:
     """The rows of several files, one after the other, and their problems."""
 
-    def __init__(self, mapping: Mapping[str, str] | None) -> None:
+    def __init__(self, on_rows: Callable[[int], None] | None) -> None:
         self.report = Report()
-        self._mapping = mapping
+        self._on_rows = on_rows
         self._names: list[str] = []
         self._files: list[Rows] = []
         self._rows = 0
@@ -180,37 +175,69 @@ class _Validation:
         self._database.execute(_TABLE)
 
     def add_file(self, name: str, path: str) -> None:
-        """Checks the rows of a file, each by itself."""
+        """Reads the rows of a file, and checks each by itself."""
         number = len(self._files)
         self._names.append(name)
-        shapes = _Shapes()
+        stats = self.report.stats[name] = Stats()
         start = self._rows
         try:
             bad = _FirstProblems(self, number)
-            rows = Rows(path, mapping=self._mapping, bad=bad, again=True)
+            rows = Rows(path, bad=bad, again=True)
             self._files.append(rows)
             for block in rows.blocks():
-                self._add_block(block, number, shapes)
+                self._add_block(block, number, stats)
         except TaskError as error:
             self.add(number, "unreadable", path, str(error))
-        count = self.report.rows[name] = self._rows - start
+        # rows without a question are one, too
+        distinct = "SELECT count(DISTINCT coalesce(text, 0)) FROM rows WHERE file = ?"
+        [(stats.distinct,)] = self._query(distinct, [number])
         end = (number, self._rows, len(_ORDER))
-        if not count:
+        if not stats.rows:
             self.report.add(end, "empty", name, "has no rows")
-        for kind, message in shapes.problems():
+        for kind, message in self._shape_problems(stats, start):
             self.report.add(end, kind, name, message)
+
+    def _shape_problems(self, stats: Stats, start: int) -> Iterator[tuple[str, str]]:
+        """Yields where the columns of a file, and the fields within them, differ between rows."""
+        for path, column in stats.fields.items():
+            if column.depth > 1:
+                continue
+            counts: Counter[str] = Counter()
+            places: dict[str, str] = {}
+            for kind, row in column.first_of_kind.items():
+                shown = "number" if kind == "integer" else kind
+                counts[shown] += column.kinds[kind]
+                places.setdefault(shown, self._place(start + row)[1])
+            del counts["null"]
+            if len(counts) > 1:
+                kinds = []
+                for kind, count in counts.most_common():
+                    kinds.append(f"{kind} in {count:,} (first {places[kind]})")
+                yield "shape", f"{path} is of several kinds: {', '.join(kinds)}"
+            number = stats.rows - column.rows
+            if not number or path.startswith("provenance"):
+                continue
+            lacking = column.rows if column.first_lacking is None else column.first_lacking
+            where = self._place(start + lacking)[1]
+            message = f"{path} is missing in {number:,} of {stats.rows:,} rows, the first {where}"
+            outer, _, name = path.rpartition(".")
+            if is_answer(name) and outer in ("", *INNER):
+                yield "answer", message
+            elif 2 * number <= stats.rows:
+                yield "shape", message
 
     def add(self, number: int, kind: str, where: str, message: str, row: int | None = None) -> None:
         """Adds a problem of a row, by default the next one, of a file."""
         place = self._rows if row is None else row
         self.report.add((number, place, _ORDER.index(kind)), kind, where, message)
 
-    def _add_block(self, block: Block, number: int, shapes: _Shapes) -> None:
+    def _add_block(self, block: Block, number: int, stats: Stats) -> None:
         self._has_lineage |= has_lineage(block)
         entries = []
         for row in block.rows():
-            facts = facts_of(row)
-            shapes.add(facts.kinds, row.where)
+            reading = Reading(row.values)
+            stats.add(reading)
+            facts = facts_of(row, reading)
             for kind, message in facts.problems:
                 self.add(number, kind, row.where, message)
             self._add_pictures(row, number)
@@ -230,6 +257,8 @@ class _Validation:
             self._rows += 1
         if entries:
             self._database.from_arrow(pa.Table.from_pylist(entries)).insert_into("rows")
+        if self._on_rows is not None:
+            self._on_rows(len(entries))
 
     def _add_pictures(self, row: Row, number: int) -> None:
         name = self._names[number]
@@ -355,83 +384,3 @@ def _digest(task: Task) -> bytes:
     content["metadata"].pop("provenance", None)
     text = json.dumps(files_by_pixels(content), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
-@dataclass
-class _PathShape:
-    """The values at a path, in the rows of a file."""
-
-    first_of_kind: dict[str, str] = field(default_factory=dict)
-    """The location of the first row with each kind of value."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """The number of rows with each kind."""
-    lacking: str | None = None
-    """The location of the first row without a value."""
-
-    def kinds(self) -> str:
-        """Returns the kinds for a message, the most common one first."""
-        ranked = sorted(self.counts, key=lambda kind: (self.counts[kind], kind), reverse=True)
-        return ", ".join(
-            f"{kind} in {self.counts[kind]:,} (first {self.first_of_kind[kind]})" for kind in ranked
-        )
-
-
-class _Shapes:
-    """Keys and kinds of the rows of a file, and where they first differ."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._first = ""
-        self._paths: dict[str, _PathShape] = {}
-
-    def add(self, kinds_by_path: Mapping[str, str], where: str) -> None:
-        """Adds a row with these kinds, by path."""
-        self._first = self._first or where
-        for path, kind in kinds_by_path.items():
-            shape = self._paths.get(path)
-            if shape is None:
-                if len(self._paths) >= _MOST_PATHS:
-                    continue
-                shape = _PathShape(lacking=self._first if self._rows else None)
-                self._paths[path] = shape
-            shape.counts[kind] += 1
-            shape.first_of_kind.setdefault(kind, where)
-        for path in self._paths.keys() - kinds_by_path.keys():
-            shape = self._paths[path]
-            shape.lacking = shape.lacking or where
-        self._rows += 1
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields the kind of each problem, and a message."""
-        for path, shape in self._paths.items():
-            if len(shape.counts.keys() - {"null"}) > 1:
-                yield "shape", f"{path} is of several kinds: {shape.kinds()}"
-            number = self._rows - shape.counts.total()
-            if not number or path.startswith("provenance"):
-                continue
-            lacking = f"{number:,} of {self._rows:,} rows, the first {shape.lacking}"
-            outer, _, name = path.rpartition(".")
-            if is_answer(name) and outer in ("", *INNER):
-                yield "answer", f"{path} is missing in {lacking}"
-            elif 2 * number <= self._rows:
-                yield "shape", f"{path} is missing in {lacking}"
-
-
-def _check_near_leakage(
-    sources: Mapping[str, str], mapping: Mapping[str, str] | None, least: float, report: Report
-) -> None:
-    """Adds rows that are nearly the same as one of an earlier file."""
-    index = NearIndex(least)
-    end = (len(sources), 0, 0)
-    for name, path in sources.items():
-        places = []
-        texts = []
-        for row in read(path, mapping=mapping, skip_bad=True):
-            places.append(row.where)
-            texts.append(without_system(text_of(row.values)))
-        for where, match in zip(places, index.find_all(texts), strict=True):
-            if match is not None and match.kind == "near":
-                message = f"is {match.similarity:.0%} similar to {match.key}"
-                report.add(end, "near leakage", where, message)
-        for where, text in zip(places, texts, strict=True):
-            index.add(f"{where} of {name}", text)

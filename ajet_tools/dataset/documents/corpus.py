@@ -8,7 +8,7 @@ one side, and a chunk that occurs in two documents is used once.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -69,11 +69,13 @@ class Corpus:
         placed.sort(key=lambda item: item[:2])
         return [chunk for _, _, chunk in placed]
 
-    def share(self, side: str) -> float:
-        """Returns a side's share of all chunks."""
-        total = sum(len(entry.chunks) for entry in self.held)
-        chunks = sum(len(entry.chunks) for entry in self.held if entry.side == side)
-        return chunks / total if total else 0.0
+    @property
+    def validation_share(self) -> float:
+        """The share of all chunks that is held out."""
+        chunks: Counter[str] = Counter()
+        for entry in self.held:
+            chunks[entry.side] += len(entry.chunks)
+        return chunks["validation"] / max(1, chunks.total())
 
     @property
     def failure(self) -> DocumentsFailed | None:
@@ -157,6 +159,7 @@ def _groups(documents: Sequence[Document]) -> list[int]:
             where[sentence].append(index)
     shared: dict[tuple[int, int], int] = defaultdict(int)
     for places in where.values():
+        # what stands in more documents is boilerplate, and its pairs would be too many
         if 1 < len(places) <= 64:
             for pair in combinations(places, 2):
                 shared[pair] += 1

@@ -18,7 +18,7 @@ from ajet_sdk.errors import MissingExtra, TaskError
 from ajet_tools.dataset.documents.blocks import Block, Headings, is_page_number, table_text
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_LARGEST = 1 << 30
+_LARGEST = 1 << 30  # a small archive may unpack to any size
 _HEADING = re.compile(r"heading (\d)$", re.IGNORECASE)
 _UNSEEN = ("del", "moveFrom", "Fallback")
 """Elements with deleted text, and fallbacks for older programs, which repeat text."""
@@ -33,7 +33,12 @@ def docx_blocks(path: Path) -> Iterator[Block]:
         raise MissingExtra("python-docx", "documents") from None
     _check(path)
     try:
-        blocks = list(_blocks(docx.Document(str(path))))
+        document = docx.Document(str(path))
+        headings = Headings()
+        blocks = [*_beside(document, "/header", headings)]
+        blocks += _story(document.element.body, document, headings)
+        for kind in ("/footnotes", "/endnotes", "/footer"):
+            blocks += _beside(document, kind, headings)
     except Exception as error:
         raise TaskError(
             f"{path} cannot be read as DOCX: {str(error) or type(error).__name__}"
@@ -54,14 +59,6 @@ def _check(path: Path) -> None:
         raise TaskError(f"{path} cannot be read as DOCX: {error}") from error
     if size > _LARGEST:
         raise TaskError(f"{path} is {size / 1e9:.1f} GB when unpacked, which is too large")
-
-
-def _blocks(document: Any) -> Iterator[Block]:
-    headings = Headings()
-    yield from _beside(document, "/header", headings)
-    yield from _story(document.element.body, document, headings)
-    for kind in ("/footnotes", "/endnotes", "/footer"):
-        yield from _beside(document, kind, headings)
 
 
 def _beside(document: Any, kind: str, headings: Headings) -> Iterator[Block]:

@@ -55,10 +55,7 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
             )
         pages = _remove_running_heads([_lines(page) for page in reader.pages])
         if not any(line.text.strip() for line in chain.from_iterable(pages)):
-            if len(pages) == 1:
-                count = "its 1 page has"
-            else:
-                count = f"its {len(pages)} pages have"
+            count = "its 1 page has" if len(pages) == 1 else f"its {len(pages)} pages have"
             raise TaskError(
                 f"{path}: {count} no text (a scan or drawing); run OCR first (`ocrmypdf in.pdf"
                 " out.pdf`)"
@@ -70,9 +67,10 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         page_headings, elsewhere = _find_titles(page, titles.get(number, ()))
         for level, title in elsewhere:
             headings.enter(level, title)
-        large = {
-            index: levels[line.size] for index, line in enumerate(page) if _is_heading(line, levels)
-        }
+        large = {}
+        for index, line in enumerate(page):
+            if line.size in levels and line.text.strip() and len(line.text) <= _LONGEST_HEADING:
+                large[index] = levels[line.size]
         for level, lines in _parts(page, page_headings or large):
             if level:
                 headings.enter(level, lines[0])
@@ -136,10 +134,6 @@ def _levels_by_size(pages: Sequence[Sequence[_Line]]) -> dict[float, int]:
     body = letters.most_common(1)[0][0]
     larger = sorted((size for size in letters if size >= _LARGER * body > 0), reverse=True)
     return {size: min(level, 3) for level, size in enumerate(larger, 1)}
-
-
-def _is_heading(line: _Line, levels: dict[float, int]) -> bool:
-    return line.size in levels and bool(line.text.strip()) and len(line.text) <= _LONGEST_HEADING
 
 
 def _find_titles(

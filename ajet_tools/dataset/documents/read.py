@@ -130,10 +130,7 @@ def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
         else:
             raise ConfigError(f"there is no file or directory {named_path}")
         for file in inside:
-            if path.is_dir():
-                name = file.relative_to(path).as_posix()
-            else:
-                name = file.name
+            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
             documents.setdefault(file.resolve(), (name, file))
     return _unique_names(list(documents.values()))
 
@@ -151,10 +148,7 @@ def _unique_names(documents: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
     again: Counter[str] = Counter()
     unique = []
     for short, path in documents:
-        if counts[short] == 1:
-            name = short
-        else:
-            name = f"{path.resolve().parent.name}/{path.name}"
+        name = short if counts[short] == 1 else f"{path.resolve().parent.name}/{path.name}"
         again[name] += 1
         unique.append((name if again[name] == 1 else f"{name} ({again[name]})", path))
     return unique
@@ -179,10 +173,7 @@ def read_document(path: Path, *, name: str | None = None, encoding: str | None =
 
     Raises TaskError for an unreadable document, MissingExtra if its reader is not installed.
     """
-    if str(path) != "-":
-        kind = SUFFIXES.get(path.suffix.lower(), "text")
-    else:
-        kind = "stdin"
+    kind = "stdin" if str(path) == "-" else SUFFIXES.get(path.suffix.lower(), "text")
     try:
         data = sys.stdin.buffer.read() if kind == "stdin" else b""
         size = len(data) if kind == "stdin" else path.stat().st_size

@@ -107,23 +107,21 @@ class Block:
             if column.name == LINE:
                 arrays.append(self._lines(except_for=schema.names))
             elif column.name in self.data.schema.names:
-                arrays.append(self._converted(column))
+                try:
+                    arrays.append(self.data.column(column.name).cast(column.type))
+                except pa.ArrowException as error:
+                    raise TaskError(
+                        f"{self.name}: {column.name} is not {column.type}: {error}"
+                    ) from error
             else:
                 arrays.append(pa.nulls(len(self), column.type))
         return replace(self, data=_batch(arrays, schema, len(self)))
-
-    def _converted(self, column: pa.Field) -> pa.Array:
-        try:
-            return self.data.column(column.name).cast(column.type)
-        except pa.ArrowException as error:
-            raise TaskError(f"{self.name}: {column.name} is not {column.type}: {error}") from error
 
     def _lines(self, *, except_for: Collection[str]) -> pa.Array:
         if self.is_text:
             return self.data.column(LINE)
         names = [name for name in self.data.schema.names if name == LINE or name not in except_for]
-        others = replace(self, data=self.data.select(names))
-        return _as_lines(others.values())
+        return _as_lines(replace(self, data=self.data.select(names)).values())
 
     def changed(self, rows: Sequence[Mapping[str, object]], new: Collection[str]) -> Block:
         """Returns the block with other values of its rows.
@@ -145,7 +143,9 @@ class Block:
             arrays.append(array)
             fields.append(column)
         names = {column.name for column in fields}
-        others = (_without(values, names) for values in rows)
+        others = []
+        for values in rows:
+            others.append({name: value for name, value in values.items() if name not in names})
         arrays.append(_as_lines(others))
         schema = pa.schema([*fields, LINES.field(LINE)], self.data.schema.metadata)
         return replace(self, data=_batch(arrays, schema, len(self)))
@@ -171,10 +171,6 @@ class Block:
             fields.append(column.with_name(mapping.get(column.name, column.name)))
         schema = pa.schema(fields, self.data.schema.metadata)
         return replace(self, data=_batch(self.data.columns, schema, len(self)))
-
-
-def _without(values: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if name not in names}
 
 
 def _as_lines(rows: Iterable[Mapping[str, object]]) -> pa.Array:
@@ -216,7 +212,5 @@ def block_of_lines(
     lines: Sequence[str] | pa.Array, name: str, places: Sequence[int] | Sequence[str]
 ) -> Block:
     if not isinstance(lines, pa.Array):
-        array = pa.array(lines, pa.string())
-    else:
-        array = lines
-    return Block(name, pa.RecordBatch.from_arrays([array], schema=LINES), places)
+        lines = pa.array(lines, pa.string())
+    return Block(name, pa.RecordBatch.from_arrays([lines], schema=LINES), places)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ def described(schema: pa.Schema, name: str) -> pa.Schema:
     fields = []
     for column in schema:
         notes = _notes(column.type, known.get(column.name, {}))
-        kind = _without_views(column.type)
+        kind = mapped_type(column.type, _without_view)
         fields.append(described_field(column.with_type(kind), notes, features.get(column.name)))
     return pa.schema(fields, metadata)
 
@@ -197,16 +197,12 @@ def is_beyond_json(kind: pa.DataType) -> bool:
     types = pa.types
     if types.is_struct(kind):
         return any(is_beyond_json(inner.type) for inner in kind)
-    if types.is_dictionary(kind) or _is_list(kind):
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list or types.is_dictionary(kind):
         return is_beyond_json(kind.value_type)
     is_text = types.is_string(kind) or types.is_large_string(kind) or kind == JSON
     is_number = types.is_integer(kind) or types.is_floating(kind)
     return not (is_text or is_number or types.is_boolean(kind) or types.is_null(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _notes(kind: pa.DataType, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,17 +246,20 @@ def _feature_of_type(kind: pa.DataType) -> object:
     return {"dtype": names.get(str(kind), str(kind)), "_type": "Value"}
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """Replaces views of text and bytes, on which Arrow has no `take`."""
+def mapped_type(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Replaces the types within a type, but for those of objects and lists."""
     types = pa.types
-    if types.is_string_view(kind):
-        return pa.large_string()
-    if types.is_binary_view(kind):
-        return pa.large_binary()
     if types.is_struct(kind):
-        return pa.struct([inner.with_type(_without_views(inner.type)) for inner in kind])
+        return pa.struct([inner.with_type(mapped_type(inner.type, leaf)) for inner in kind])
     if types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(mapped_type(kind.value_type, leaf)))
     if types.is_large_list(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
-        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
-    return kind
+        return pa.large_list(kind.value_field.with_type(mapped_type(kind.value_type, leaf)))
+    return leaf(kind)
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    """Replaces views of text and bytes, on which Arrow has no `take`."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind

@@ -13,7 +13,7 @@ from ajet_sdk.tasks.json_rows import LONGEST, BadRows
 from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 from ajet_tools.dataset.files.blocks import text_of_json
 
-_ESCAPED = '"\\u'
+_ESCAPED = '"\\u'  # no other program writes cells that begin like this
 _SNIFFED = 1 << 16
 """Bytes read to detect delimiter and quote."""
 

@@ -17,7 +17,6 @@ import pyarrow as pa
 from ajet_tools.dataset.files.columns import JSON, LINE, LINES
 from ajet_tools.dataset.files.json_columns import (
     MARK,
-    column_value,
     encoded,
     shapes_of,
     table_of,
@@ -49,14 +48,10 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
         frame = _scan(Path(file))
         names = frame.collect_schema().names()
         types = {int: pl.Int64, str: pl.String}
-        columns = [
-            pl.lit(value, types.get(type(value))).alias(name)
-            for name, value in more.items()
-            if name not in names
-        ]
-        frames.append(frame.with_columns(columns))
-    if len(frames) == 1:
-        return frames[0]
+        for name, value in more.items():
+            if name not in names:
+                frame = frame.with_columns(pl.lit(value, types.get(type(value))).alias(name))
+        frames.append(frame)
     return pl.concat(frames, how="diagonal_relaxed")
 
 
@@ -91,12 +86,7 @@ def _frame_of_rows(rows: Rows) -> pl.LazyFrame:
     else:
         lines = pa.array([], pa.string())
     shapes = shapes_of(lines, exact=False)
-    arrays = table_of(
-        lines,
-        {name: column_value(*shape) for name, shape in zip(shapes, shapes.items(), strict=True)},
-    )
-    frame = pl.DataFrame(
-        {name: pl.from_arrow(array) for name, array in zip(shapes, arrays, strict=True)}
-    )
+    columns = zip(shapes, table_of(lines, shapes), strict=True)
+    frame = pl.DataFrame({name: pl.from_arrow(array) for name, array in columns})
     texts = [name for name, kind in frame.schema.items() if kind == pl.String]
     return frame.with_columns(pl.col(texts).str.replace_all(MARK, "\\u", literal=True)).lazy()

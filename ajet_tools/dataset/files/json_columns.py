@@ -211,7 +211,9 @@ class _Inference:
     def _shape(self, rows: pa.Table, name: str, kinds: set[str], *, nested: bool) -> Shape:
         flags = Shape(absent="ABSENT" in kinds, nulls="NULL" in kinds)
         kinds = kinds - {"ABSENT", "NULL"}
-        if kinds in ({"ARRAY"}, {"OBJECT"}) and self._is_nested(name, nested=nested):
+        # whether objects and lists under this key have a type, rather than being JSON
+        is_typed = not self.exact or (name not in _AS_TEXT if nested else name in NESTED)
+        if kinds in ({"ARRAY"}, {"OBJECT"}) and is_typed:
             values = f"json_extract(line, {pointer(name)}) AS line, number"
             present = self.cursor.from_arrow(rows).project(values)
             present = present.filter("json_type(line) <> 'NULL'").to_arrow_table()
@@ -219,12 +221,6 @@ class _Inference:
         if kinds:
             return replace(flags, leaf=self._leaf(self.cursor.from_arrow(rows), name, kinds))
         return flags
-
-    def _is_nested(self, name: str, *, nested: bool) -> bool:
-        """Whether objects and lists under this key have a type, rather than being JSON."""
-        if not self.exact:
-            return True
-        return name not in _AS_TEXT if nested else name in NESTED
 
     def _nested(self, values: pa.Table, kinds: set[str], flags: Shape) -> Shape:
         if kinds == {"ARRAY"}:
@@ -316,28 +312,24 @@ def columns_of(
     """Returns the columns of lines that `encoded` returned, and their fields."""
     arrays = []
     fields = []
-    for column, (name, shape) in zip(
-        table_of(lines, {name: column_value(name, shape) for name, shape in shapes.items()}),
-        shapes.items(),
-        strict=True,
-    ):
+    for column, (name, shape) in zip(table_of(lines, shapes), shapes.items(), strict=True):
         array = _typed(column, shape)
         arrays.append(array)
         fields.append(described_field(pa.field(name, array.type), shape.notes, None))
     return arrays, fields
 
 
-def table_of(lines: pa.Array, expressions: Mapping[str, str]) -> list[pa.Array]:
-    """Returns expressions of SQL over `line`."""
-    if not expressions:
+def table_of(lines: pa.Array, shapes: Mapping[str, Shape]) -> list[pa.Array]:
+    """Returns the columns of lines as DuckDB has them; JSON is text."""
+    if not shapes:
         return []
     with connection().cursor() as cursor:
-        values = [f"{value} AS c{i}" for i, value in enumerate(expressions.values())]
+        values = [f"{column_value(*each)} AS c{i}" for i, each in enumerate(shapes.items())]
         columns = cursor.from_arrow(_numbered(lines)).project(", ".join(values))
-        return [_one_chunk(column) for column in columns.to_arrow_table().columns]
+        return [one_chunk(column) for column in columns.to_arrow_table().columns]
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks:
         return pa.concat_arrays(column.chunks)
     return pa.array([], column.type)

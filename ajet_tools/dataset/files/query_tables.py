@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.columns import LINE, LINES, notes_of
+from ajet_tools.dataset.files.columns import LINE, LINES, mapped_type, notes_of
 from ajet_tools.dataset.files.json_columns import (
     Shape,
     column_value,
@@ -52,42 +52,34 @@ class QueryTables:
         """All other columns."""
         if len(self.declared) < len(rows.schema):
             self._schema = self._schema.append(LINES.field(LINE))
-            self._shapes = self._find_shapes()
+            for number, block in enumerate(rows.blocks()):
+                lines = encoded(self._select(block).column(LINE))
+                found = shapes_of(lines, exact=False, mentioned=mentioned)
+                self._shapes = merged(self._shapes, found, exact=False) if number else found
         self.names = [*(column.name for column in self.declared), *self._shapes]
-        self._check_names()
+        known: dict[str, str] = {}
+        for name in self.names:
+            other = known.setdefault(name.casefold(), name)
+            if other != name:
+                raise ConfigError(f"SQL has a single column for {name!r} and {other!r} (use --map)")
         self._expressions: list[str] = []
         for number, column in enumerate(self.declared):
             self._expressions.append(f"c{number} AS {identifier(column.name)}")
         for name, shape in self._shapes.items():
             if raw:
                 value = _with_json(name, shape)
+            elif shape.is_json:  # mixed values are compared as text, without quotes
+                value = f"json_extract_string(line, {pointer(name)})"
             else:
-                value = _to_compare(name, shape)
+                value = column_value(name, shape)
             self._expressions.append(f"{value} AS {identifier(name)}")
-
-    def _check_names(self) -> None:
-        known: dict[str, str] = {}
-        for name in self.names:
-            other = known.setdefault(name.casefold(), name)
-            if other != name:
-                raise ConfigError(f"SQL has a single column for {name!r} and {other!r} (use --map)")
 
     def _has(self, name: str) -> bool:
         return self._mentioned is None or name.casefold() in self._mentioned
 
-    def _find_shapes(self) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {}
-        for number, block in enumerate(self._rows.blocks()):
-            found = shapes_of(self._lines(block), exact=False, mentioned=self._mentioned)
-            shapes = merged(shapes, found, exact=False) if number else found
-        return shapes
-
     def paths(self) -> list[str]:
         """Returns the names of all columns and of the fields within them."""
-        if self._mentioned is not None:
-            whole = QueryTables(self._rows, None)
-        else:
-            whole = self
+        whole = self if self._mentioned is None else QueryTables(self._rows, None)
         names: list[str] = []
         for column in whole.declared:
             names += _paths_of_type(column.name, column.type)
@@ -110,7 +102,7 @@ class QueryTables:
         data = self._select(block)
         for number, column in enumerate(self.declared):
             array = data.column(column.name)
-            arrays[f"c{number}"] = array.cast(_known_to_duckdb(column.type))
+            arrays[f"c{number}"] = array.cast(mapped_type(column.type, _known_to_duckdb))
         if self._shapes:
             arrays["line"] = encoded(data.column(LINE))
         if not arrays:
@@ -118,19 +110,9 @@ class QueryTables:
         columns = ", ".join([*more, *self._expressions])
         return connection.from_arrow(pa.table(arrays)).project(columns or "*")
 
-    def _lines(self, block: Block) -> pa.Array:
-        return encoded(self._select(block).column(LINE))
-
     def _select(self, block: Block) -> pa.RecordBatch:
         names = [name for name in block.data.schema.names if name == LINE or self._has(name)]
         return replace(block, data=block.data.select(names)).fitted(self._schema).data
-
-
-def _to_compare(name: str, shape: Shape) -> str:
-    """Returns the expression of a column, where mixed values are their text, without quotes."""
-    if shape.is_json:
-        return f"json_extract_string(line, {pointer(name)})"
-    return column_value(name, shape)
 
 
 def _with_json(name: str, shape: Shape) -> str:
@@ -155,11 +137,7 @@ def _known_to_duckdb(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_float16(kind):
         return pa.float32()
     if pa.types.is_dictionary(kind):
-        return _known_to_duckdb(kind.value_type)
-    if pa.types.is_struct(kind):
-        return pa.struct([inner.with_type(_known_to_duckdb(inner.type)) for inner in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_known_to_duckdb(kind.value_type)))
+        return mapped_type(kind.value_type, _known_to_duckdb)
     return kind
 
 

@@ -39,6 +39,7 @@ from ajet_tools.dataset.files.sources import (
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 _DELIMITED = (".csv", ".tsv")
+# a block of text, and of a table, whose groups of rows may be of any size
 _BYTES = 16 << 20
 _TABLE_ROWS = 1 << 16
 _TABLE_BYTES = 24 << 20
@@ -164,16 +165,10 @@ class Rows:
 
 
 def read(
-    path: str | Path,
-    *,
-    mapping: Mapping[str, str] | None = None,
-    skip_bad: bool = False,
-    bad: BadRows | None = None,
-    pictures: bool = False,
+    path: str | Path, *, mapping: Mapping[str, str] | None = None, pictures: bool = False
 ) -> Iterator[Row]:
-    """Reads rows once, as `Rows` does; with `skip_bad`, without those that cannot be read."""
-    bad = bad if bad is not None else BadRows(skip=skip_bad)
-    yield from Rows(path, mapping=mapping, bad=bad, pictures=pictures)
+    """Reads rows once, as `Rows` does."""
+    yield from Rows(path, mapping=mapping, pictures=pictures)
 
 
 @dataclass(frozen=True)
@@ -222,12 +217,8 @@ class _Source:
         if _begins_with_line(buffered):
             yield from self._line_blocks(buffered, name)
         else:  # one document, or a bad first line
-            yield from blocks_of(self._document_rows(buffered, name), name)
-
-    def _document_rows(self, stream: BinaryIO, name: str) -> Iterator[Row]:
-        for row in json_rows(stream, name, self.bad, strict=True):
-            if self._is_object(row):
-                yield Row(row.where, row.value)
+            values = filter(self._is_object, json_rows(buffered, name, self.bad, strict=True))
+            yield from blocks_of((Row(row.where, row.value) for row in values), name)
 
     def _is_object(self, row: JsonRow) -> bool:
         """Whether a JSON value is a row; if not, it is a bad one."""
@@ -319,18 +310,16 @@ def _good_rows(block: Block, bad: BadRows) -> list[int]:
     for index in range(len(block)):
         longest = None
         for column in block.data.schema.names:
-            if _size(block.data.column(column).slice(index, 1)) > LONGEST:
+            cell = block.data.column(column).slice(index, 1)
+            if pa.types.is_dictionary(cell.type):
+                cell = cell.dictionary_decode()
+            if cell.nbytes > LONGEST:
                 longest = column
         if longest is None:
             good.append(index)
         else:
             bad.add(block.where(index), f"has more than {LONGEST >> 20} MiB in column {longest}")
     return good
-
-
-def _size(cell: pa.Array) -> int:
-    is_dictionary = pa.types.is_dictionary(cell.type)
-    return int((cell.dictionary_decode() if is_dictionary else cell).nbytes)
 
 
 def schema_of(file: Path) -> pa.Schema:

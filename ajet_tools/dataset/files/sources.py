@@ -29,6 +29,8 @@ _TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 _PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 """First bytes of compressed files."""
 SUFFIXES = (*_TEXT, *_TABLES, *(text + packed for packed in _PACKED.values() for text in _TEXT))
+NOT_DATA = ("rejected", "quarantine")
+"""Names of splits that hold what is no data."""
 _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 
 
@@ -100,6 +102,12 @@ def _files_of_split(folder: Path, split: str | None) -> list[Path]:
 def is_table(file: Path) -> bool:
     """Whether the file format has typed columns."""
     return file.name.endswith(_TABLES)
+
+
+def is_duckdb(file: Path) -> bool:
+    """Whether a file is a database, such as a trace."""
+    with file.open("rb") as stream:
+        return stream.read(12)[8:] == b"DUCK"
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from ajet_tools.dataset.files.json_columns import (
     too_large,
 )
 
+# a group of rows, which is in memory until it is written
 _BYTES = 64 << 20
 _GROUP = 1 << 16
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ajet_sdk.errors import TaskError
 from ajet_sdk.pictures import url_of
 from ajet_sdk.tasks.task_rows import decoded
-from ajet_tools.dataset.files.columns import notes_of_all
+from ajet_tools.dataset.files.columns import mapped_type, notes_of_all
 
 _POSITION = re.compile(r"[0-9]{1,9}")
 
@@ -25,7 +25,9 @@ def objects_of(data: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
     try:
         rows = data.to_pylist()
     except (ValueError, OverflowError):  # nanoseconds, or the year 30,000
-        fields = [column.with_type(_with_times_as_text(column.type)) for column in data.schema]
+        fields = []
+        for column in data.schema:
+            fields.append(column.with_type(mapped_type(column.type, _time_as_text)))
         try:
             rows = data.cast(pa.schema(fields)).to_pylist()
         except (ValueError, OverflowError) as error:
@@ -36,15 +38,10 @@ def objects_of(data: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
     return [json_value(row) for row in rows]
 
 
-def _with_times_as_text(kind: pa.DataType) -> pa.DataType:
-    types = pa.types
-    if types.is_struct(kind):
-        return pa.struct([inner.with_type(_with_times_as_text(inner.type)) for inner in kind])
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.list_(_with_times_as_text(kind.value_type))
-    if types.is_duration(kind):
+def _time_as_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_duration(kind):
         return pa.int64()
-    return pa.string() if types.is_temporal(kind) else kind
+    return pa.string() if pa.types.is_temporal(kind) else kind
 
 
 def not_finite(data: pa.RecordBatch) -> list[str]:
@@ -95,19 +92,17 @@ KINDS = {
 }  # fmt: skip
 """Each kind of value, as messages name it."""
 _NAMES = {
-    str: "text",
-    bool: "bool",
-    int: "integer",
-    float: "number",
-    list: "list",
-    dict: "object",
+    str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object",
     type(None): "null",
-}
+}  # fmt: skip
 
 
 def kind_of(value: object) -> str:
     """Returns the kind of a JSON value, a key of `KINDS`."""
-    return _NAMES.get(type(value), "object" if isinstance(value, Mapping) else "text")
+    name = _NAMES.get(type(value))
+    if name is None:
+        return "object" if isinstance(value, Mapping) else "text"
+    return name
 
 
 def value_at(values: object, path: str) -> Any:

@@ -26,14 +26,15 @@ from ajet_tools.dataset.files.blocks import ROWS, Block, block_of_lines, text_of
 from ajet_tools.dataset.files.columns import LINE, LINES, warn_of_losses
 from ajet_tools.dataset.files.delimited import cell_of
 from ajet_tools.dataset.files.json_columns import Shape, merged
+from ajet_tools.dataset.files.sources import is_duckdb
 from ajet_tools.dataset.files.table_draft import TableDraft
 from ajet_tools.dataset.files.values import not_finite
 
 log = logging.getLogger("ajet.dataset")
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
 _SUFFIXES: Sequence[_Format] = ("jsonl", "jsonl.gz", "csv", "parquet")
-_SHARD_BYTES = 500_000_000
-_GZIP_LEVEL = 6
+_SHARD_BYTES = 500_000_000  # as `datasets` writes
+_GZIP_LEVEL = 6  # that of the program gzip
 
 
 class Writer:
@@ -163,10 +164,8 @@ class Writer:
     def _flush(self) -> None:
         """Adds the rows that `write` collected."""
         if self._table is not None and self._waiting:
-            places = [
-                f"row {n} for {self.path}"
-                for n in range(self.rows - len(self._waiting) + 1, self.rows + 1)
-            ]
+            first = self.rows - len(self._waiting) + 1
+            places = [f"row {n} for {self.path}" for n in range(first, self.rows + 1)]
             block = block_of_lines(self._waiting, "", places)
             self._waiting = []
             with self._explain_errors():
@@ -241,11 +240,10 @@ class Writer:
         """Moves the shards into place, then removes those of an earlier, longer dataset."""
         folder = self.path / "data"
         folder.mkdir(parents=True, exist_ok=True)
-        names = [
-            f"{self._split}-{number:05d}-of-{len(made):05d}.parquet" for number in range(len(made))
-        ]
-        for shard, name in zip(made, names, strict=True):
-            _move_into_place(shard, folder / name)
+        names = []
+        for number, shard in enumerate(made):
+            names.append(f"{self._split}-{number:05d}-of-{len(made):05d}.parquet")
+            _move_into_place(shard, folder / names[-1])
         for old in folder.glob(f"{self._split}-*-of-*.parquet"):
             if old.name not in names:
                 old.unlink()
@@ -306,13 +304,8 @@ def _format(path: Path) -> _Format:
 def _move_into_place(draft: Path, path: Path) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
-    if path.is_file() and _is_trace(path):
+    if path.is_file() and is_duckdb(path):
         raise ConfigError(
             f"{path} is a trace, which a dataset never overwrites; choose another file"
         )
     draft.replace(path)
-
-
-def _is_trace(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(12)[8:] == b"DUCK"

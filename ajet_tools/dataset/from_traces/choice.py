@@ -66,7 +66,7 @@ def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
 
 FEEDBACK = ("up", "down", "corrected")
 Split = Literal["train", "val", "trial"]
-_LOOKUP = 5_000
+_LOOKUP = 5_000  # ids of a query
 _FAILED_BELOW = 0.5
 """Rewards below this count as a failure, where nothing better says whether the task was solved."""
 KEEP_FAILURES = "--include-failures keeps them"

@@ -16,7 +16,7 @@ from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.records import Record
 
-_LOOKUP = 5_000
+_LOOKUP = 5_000  # ids of a query
 REDACTED = "corrections with personal data or a secret, now redacted"
 _REPLACED = "corrections that their author replaced"
 _OUTVOTED = "corrections that most people contradict"

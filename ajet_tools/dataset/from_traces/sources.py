@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import open_trace
+from ajet_tools.dataset.files.sources import is_duckdb
 from ajet_tools.trace.imports import import_files
 from ajet_tools.trace.locate import located_files, open_located
 from ajet_tools.trace.queries.base import rows
@@ -45,9 +46,16 @@ def opened_sources(
     imported into a temporary trace (`ajet_tools.trace.imports`). Raises TraceError, TaskError for a
     bad row, ConfigError for an unknown file or an episode that occurs in two sources.
     """
-    paths = [path if str(path) == "-" else _studio_in(Path(path)) for path in paths]
-    traces = [Path(path) for path in paths if str(path) != "-" and _is_trace(Path(path))]
-    foreign = [Path(path) if str(path) != "-" else None for path in paths if path not in traces]
+    traces: list[Path] = []
+    foreign: list[Path | None] = []
+    for name in map(str, paths):
+        path = _studio_in(Path(name))
+        if name == "-":
+            foreign.append(None)
+        elif _is_trace(path):
+            traces.append(path)
+        else:
+            foreign.append(path)
     with ExitStack() as stack:
         if not foreign and len(traces) < 2:
             reader, path_of_trace = open_located(traces[0] if traces else None)
@@ -90,8 +98,7 @@ def _is_trace(path: Path) -> bool:
         return True
     if not path.is_file():
         raise ConfigError(f"there is no file or directory {path}")
-    with path.open("rb") as file:
-        return file.read(12)[8:] == b"DUCK"
+    return is_duckdb(path)
 
 
 def _refuse_twice(reader: TraceReader) -> None:

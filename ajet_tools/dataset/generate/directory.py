@@ -67,20 +67,19 @@ class Journal:
 
     def entries(self) -> Iterator[tuple[Call, str, Outcome | None]]:
         """Yields each call with its reply, and its outcome if it was decided."""
-        for call, reply, *outcome in self._cache.entries(self._PREFIX):
-            yield Call(**json.loads(call)), reply, _outcome(outcome[0]) if outcome else None
+        for call, reply, *texts in self._cache.entries(self._PREFIX):
+            outcome = None
+            if texts:
+                record = json.loads(texts[0])
+                outcome = Outcome(
+                    sound=[Candidate(**candidate) for candidate in record["sound"]],
+                    refuted=[Rejected(**rejected) for rejected in record["refuted"]],
+                    refused=[Rejected(**rejected) for rejected in record["refused"]],
+                )
+            yield Call(**json.loads(call)), reply, outcome
 
     def close(self) -> None:
         self._cache.close()
-
-
-def _outcome(text: str) -> Outcome:
-    record = json.loads(text)
-    return Outcome(
-        sound=[Candidate(**candidate) for candidate in record["sound"]],
-        refuted=[Rejected(**rejected) for rejected in record["refuted"]],
-        refused=[Rejected(**rejected) for rejected in record["refused"]],
-    )
 
 
 class Directory:
@@ -137,7 +136,15 @@ class Directory:
         """
         if not self._settings.is_file():
             return
-        before = self._read_settings()
+        try:
+            before: dict[str, Any] = json.loads(self._settings.read_text(encoding="utf-8"))
+            if before.pop("format", None) != FORMAT:
+                raise ValueError("it was written by another version of ajet")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot continue from {self._settings}: {error}; choose another directory with"
+                " --out"
+            ) from error
         now = json.loads(json.dumps(masked(facts, "***")))
         earlier = before["options"].get("count")
         count = now["options"].get("count")
@@ -153,18 +160,6 @@ class Directory:
                 f"--resume: settings of {self.path} differ: {'; '.join(changes)}; pass the same, or"
                 " another --out"
             )
-
-    def _read_settings(self) -> dict[str, Any]:
-        file = self._settings
-        try:
-            settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            if settings.pop("format", None) != FORMAT:
-                raise ValueError("it was written by another version of ajet")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot continue from {file}: {error}; choose another directory with --out"
-            ) from error
-        return settings
 
     def begin(self, facts: Mapping[str, object]) -> None:
         """Stores the settings that the rows depend on."""
@@ -183,7 +178,6 @@ class Directory:
         documents: Sequence[Mapping[str, object]] = (),
     ) -> list[Path]:
         """Writes all files, each complete; a split without rows gets none. Returns the files."""
-        splits = {"train": result.train, "validation": result.validation}
         files: dict[Path, Sequence[Mapping[str, object]]] = {
             self.train: result.train,
             self.validation: result.validation,
@@ -199,12 +193,9 @@ class Directory:
                 for row in rows:
                     file.write(row)
             written.append(path)
-        splits = {name: rows for name, rows in splits.items() if rows}
+        splits = {side.name: side.rows for side in result.sides.values() if side.rows}
         if splits:
-            if result.stopped is not None:
-                ended = [f"Ended early: {result.stopped}"]
-            else:
-                ended = []
+            ended = [f"Ended early: {result.stopped}"] if result.stopped is not None else []
             facts = replace(
                 facts,
                 title=self.path.resolve().name,

@@ -46,7 +46,8 @@ class Estimate:
             texts = [json.dumps(example.values, default=str) for example in source.examples]
             row_tokens = round(sum(map(tokens_of, texts)) / len(texts))
         estimate = cls(calls, accepted=pipeline.result.accepted)
-        estimate.input_tokens = calls * tokens_of(list(source.preview().messages))
+        call, _ = source.previews()[0]
+        estimate.input_tokens = calls * tokens_of(list(call.messages))
         estimate.output_tokens = rows * row_tokens
         if value is not None:
             estimate.attempts = rows * value.k

@@ -27,6 +27,7 @@ from ajet_tools.dataset.generate.seeds import (
     split_sides,
 )
 from ajet_tools.dataset.generate.settings import CIRCUMSTANCE, GenerationConfig
+from ajet_tools.dataset.prompts import Prompt
 
 SMALL = 5
 """With fewer seeds, none is held out for validation by default."""
@@ -43,11 +44,10 @@ class Expansion(Source):
     ) -> None:
         self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
-        steered = {
-            name: values
-            for name, values in config.cells.items()
-            if name not in CIRCUMSTANCE.values()
-        }
+        steered = dict(config.cells)
+        for name in CIRCUMSTANCE.values():
+            # these have a place of their own in the prompts that use them
+            steered.pop(name, None)
         self._axes = axes_of(seeds, steered)
         for axis in self._axes:
             self.shape.allow(axis.path, axis.values)
@@ -78,10 +78,12 @@ class Expansion(Source):
             parameters={"strategies": ", ".join(weights), "prompts": ", ".join(labels)},
         )
 
-    def preview(self, strategy: str = "", model: str = "MODEL") -> Call:
-        """Composes a call of a strategy, by default the first, for the training side."""
-        strategy = strategy or next(iter(self.config.strategies))
-        return self._compose(0, model, strategy, self.sides["train"])
+    def previews(self) -> list[tuple[Call, Prompt]]:
+        previews = []
+        for strategy in self.config.strategies:
+            call = self._compose(0, "MODEL", strategy, self.sides["train"])
+            previews.append((call, self.config.prompt(strategy)))
+        return previews
 
     def calls_left(self, result: GenerationResult) -> int:
         return calls_for(self.config.count, result, self.config.per_call)

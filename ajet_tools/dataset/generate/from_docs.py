@@ -29,6 +29,7 @@ from ajet_tools.dataset.generate.records import (
 )
 from ajet_tools.dataset.generate.seeds import Side, as_examples, lineage_of, split_sides
 from ajet_tools.dataset.generate.settings import DocsConfig
+from ajet_tools.dataset.prompts import Prompt
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
@@ -147,8 +148,8 @@ class FromDocs(Source):
         for row in seeds:
             if "quote" in row.values:
                 raise ConfigError(
-                    f"{row.where} has the reserved field 'quote'; rename it (--map"
-                    " quote=metadata.quotation)"
+                    f"{row.where} has the reserved field 'quote'; rename it (`ajet dataset"
+                    " filter --map quote=metadata.quotation`)"
                 )
         self.config = config
         self.context_tokens = config.chunk_size // 4
@@ -160,11 +161,10 @@ class FromDocs(Source):
             self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
             self.fields = self.shape.describe()
         self.examples = as_examples(seeds)
-        of_chunks = corpus.share("validation")
+        of_chunks = corpus.validation_share
+        share = of_chunks
         if config.validation is not None and of_chunks:
             share = config.validation
-        else:
-            share = of_chunks
         self.sides = split_sides(self.examples, config, share, of_seeds=of_chunks)
         self._passes = config.passes if config.count is not None else 1
         self._chunks = {name: corpus.chunks(name, config.seed) for name in self.sides}
@@ -211,10 +211,13 @@ class FromDocs(Source):
             ],
         )
 
-    def preview(self, number: int = 0, model: str = "MODEL") -> Call:
-        """Composes a call about the first chunk, of the kind of this number."""
+    def previews(self) -> list[tuple[Call, Prompt]]:
         side = next(side for name, side in self.sides.items() if self._chunks[name])
-        return self._compose(number, model, self._chunks[side.name][0], side)
+        previews = []
+        for number, kind in enumerate(self.config.kinds):
+            call = self._compose(number, "MODEL", self._chunks[side.name][0], side)
+            previews.append((call, self.config.prompt(kind)))
+        return previews
 
     def calls_left(self, result: GenerationResult) -> int:
         chunks = sum(map(len, self._chunks.values()))
@@ -240,7 +243,7 @@ class FromDocs(Source):
         if not result.accepted:
             return NoProgress(
                 f"no row was accepted (rejected: {result.reasons()}); see rejected.jsonl and"
-                " --show-prompt"
+                " --dry-run"
             )
         return None
 

@@ -47,7 +47,7 @@ from ajet_tools.dataset.generate.screen import Screen
 from ajet_tools.dataset.generate.seeds import Example, Side, task_id_of
 from ajet_tools.dataset.generate.settings import CallSettings
 from ajet_tools.dataset.model.replies import misread_escape, rows_in
-from ajet_tools.dataset.verify.combined import endpoints_of
+from ajet_tools.dataset.prompts import Prompt
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
@@ -95,8 +95,8 @@ class Source(ABC):
         """Returns what a dataset card says of the sources and the prompts."""
 
     @abstractmethod
-    def preview(self) -> Call:
-        """Composes a typical call, to estimate the tokens of all."""
+    def previews(self) -> list[tuple[Call, Prompt]]:
+        """Composes a call of each prompt, to be shown, and to estimate the tokens of all."""
 
     @abstractmethod
     def calls_left(self, result: GenerationResult) -> int:
@@ -221,10 +221,7 @@ class Pipeline:
 
     def _start_calls(self) -> None:
         """Fills the room for calls in flight, as long as rows are missing."""
-        if self.result.sound:
-            room = self.config.window
-        else:
-            room = min(PROBE, self.config.window)
+        room = self.config.window if self.result.sound else min(PROBE, self.config.window)
         while len(self._flights) < room and self._is_short():
             reply: str | None = None
             if self._answered:
@@ -254,7 +251,13 @@ class Pipeline:
         """Makes a call, unless its reply is stored, and decides its rows."""
         try:
             if reply is None:
-                reply = await self._ask(call)
+                [answer] = await self.endpoint.reply(
+                    call.messages,
+                    temperature=self.config.temperature,
+                    max_tokens=self.config.max_tokens,
+                    seed=call.parameters["seed"],
+                )
+                reply = answer.text
                 self._journal.put(call, reply)
             outcome = await self._decide(call, reply)
             self._journal.put(call, reply, outcome)
@@ -264,15 +267,6 @@ class Pipeline:
             self._take(call, outcome)
         finally:
             self.source.sides[call.side].in_flight -= call.count
-
-    async def _ask(self, call: Call) -> str:
-        replies = await self.endpoint.reply(
-            call.messages,
-            temperature=self.config.temperature,
-            max_tokens=self.config.max_tokens,
-            seed=call.parameters["seed"],
-        )
-        return replies[0].text
 
     async def _decide(self, call: Call, reply: str) -> Outcome:
         outcome = Outcome()
@@ -342,14 +336,11 @@ class Pipeline:
             row = {**candidate.values, "provenance": candidate.provenance}
             self.source.sides[call.side].accept(row)
             self.source.record(call, row, sound=True)
-        if outcome.sound:
-            self._without_progress = 0
-        else:
-            self._without_progress = self._without_progress + 1
+        self._without_progress = 0 if outcome.sound else self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and result.stopped is None:
             result.stopped = NoProgress(
                 f"{NO_PROGRESS} calls in a row gave no row ({result.reasons()}); see rejected.jsonl"
-                " and --show-prompt"
+                " and --dry-run"
             )
         if result.accepted >= _EARLY:
             self._warn_of_forms()
@@ -385,7 +376,8 @@ class Pipeline:
 
     @property
     def _endpoints(self) -> list[ModelClient]:
-        return [self.endpoint, *endpoints_of(self.checks.verifier)]
+        verifier = self.checks.verifier
+        return [self.endpoint, *(verifier.endpoints if verifier is not None else ())]
 
     def describe_wait(self, slow: float = 10.0) -> str:
         """Returns why the endpoints' requests wait, as in `ModelClient.describe_wait`."""

@@ -137,7 +137,7 @@ def generate(
     """
     verifier = open_verification(verify, endpoint, seed=source.config.seed)
     if verifier is not None:
-        verifier.refuse_unanswered([example.values for example in source.examples], "the seeds")
+        verifier.refuse_unanswered([example.values for example in source.examples])
     facts = {
         **source.settings,
         "endpoint": endpoint.base_url,

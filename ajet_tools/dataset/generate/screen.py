@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ajet_sdk.tasks.lineage import plain_text
-from ajet_sdk.tasks.questions import question_of, text_of
+from ajet_sdk.tasks.questions import Reading, question_of, text_of
 from ajet_sdk.tasks.row_texts import strings
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
@@ -86,7 +86,7 @@ class Screen:
             return "repeats a validation task", evidence
         if self._leaks is not None and (evidence := self._leaks(values)) is not None:
             return IN_EVALUATION, evidence
-        if (evidence := given_away(values)) is not None:
+        if (evidence := given_away(Reading(values))) is not None:
             return "answer in the question", evidence
         if (evidence := self._wording.first_in("\n".join(strings(values)))) is not None:
             return "repeats the prompt", evidence

@@ -32,18 +32,15 @@ def read_seeds(
     path: str | Path,
     *,
     mapping: dict[str, str] | None = None,
-    skip_bad: bool = False,
     include_validation: bool = False,
 ) -> list[Row]:
     """Reads the distinct seeds of a file. Raises TaskError for fewer than two, or an invalid
     seed."""
-    rows = read(path, mapping=mapping, skip_bad=skip_bad)
-    return select_seeds(rows, str(path), skip_bad=skip_bad, include_validation=include_validation)
+    rows = read(path, mapping=mapping)
+    return select_seeds(rows, str(path), include_validation=include_validation)
 
 
-def select_seeds(
-    rows: Iterable[Row], name: str, *, skip_bad: bool = False, include_validation: bool = False
-) -> list[Row]:
+def select_seeds(rows: Iterable[Row], name: str, *, include_validation: bool = False) -> list[Row]:
     """Selects the rows that are seeds: distinct, not too long, with a question, not for validation.
 
     The name of the source gives the split of rows without one (`test.jsonl`).
@@ -57,18 +54,17 @@ def select_seeds(
             if not include_validation:
                 held_out += 1
                 continue
-            row = _with_splits(row, splits)
+            # which only the name of the file may tell
+            known = row.values.get("provenance")
+            provenance = dict(known) if isinstance(known, dict) else {}
+            provenance["splits"] = sorted(filter(None, splits))
+            row = replace(row, values={**row.values, "provenance": provenance})
         _refuse_bytes(row, name)
         problem = _problem(row)
-        if problem is None:
-            content = {k: v for k, v in row.values.items() if k not in OURS}
-            seeds.setdefault(json.dumps(content, sort_keys=True, default=str), row)
-        elif skip_bad:
-            log.warning("%s %s: skipped", row.where, problem)
-        else:
-            raise TaskError(
-                f"{row.where} {problem}. To skip such rows, pass --with skip_bad_rows=true"
-            )
+        if problem is not None:
+            raise TaskError(f"{row.where} {problem}; leave it out (`ajet dataset filter`)")
+        content = {k: v for k, v in row.values.items() if k not in OURS}
+        seeds.setdefault(json.dumps(content, sort_keys=True, default=str), row)
     more = ""
     if held_out:
         what = f"{held_out:,} of {total:,} rows of {name} come from validation tasks"
@@ -91,14 +87,6 @@ def select_seeds(
     return list(seeds.values())
 
 
-def _with_splits(row: Row, splits: Iterable[str | None]) -> Row:
-    """Records the splits, which only the name of the file may tell."""
-    provenance = row.values.get("provenance")
-    known = provenance if isinstance(provenance, dict) else {}
-    values = {"provenance": {**known, "splits": sorted(filter(None, splits))}}
-    return replace(row, values={**row.values, **values})
-
-
 def _refuse_bytes(row: Row, name: str) -> None:
     binary = [column.name for column in row.schema if "binary" in str(column.type)]
     if binary:
@@ -114,14 +102,10 @@ def task_id_of(values: dict[str, object]) -> str:
     return to_task(Row("row", {k: v for k, v in values.items() if k != "provenance"}), {}).task_id
 
 
-def as_example(row: Row) -> Example:
-    return Example.of(task_id_of(row.values), row.values)
-
-
 def as_examples(rows: Sequence[Row]) -> list[Example]:
     """Returns the rows as examples; roots that are themselves grown rows among them are replaced by
     their roots."""
-    examples = [as_example(row) for row in rows]
+    examples = [Example.of(task_id_of(row.values), row.values) for row in rows]
     roots_by_id = {example.id: example.roots for example in examples}
     return [replace(example, roots=_first_roots(example, roots_by_id)) for example in examples]
 
@@ -143,19 +127,15 @@ def _first_roots(example: Example, roots_by_id: Mapping[str, Sequence[str]]) -> 
 def _problem(row: Row) -> str | None:
     size = len(json.dumps(row.values, ensure_ascii=False, default=str))
     if size > LARGEST:
-        if size > 500_000:
-            long = f"{size / 1e6:.1f} MB"
-        else:
-            long = f"{size:,} characters"
         return (
-            f"is {long} long; seeds are part of every prompt and are limited to {LARGEST:,}"
-            " characters"
+            f"is {size:,} characters long; seeds are part of every prompt and are limited to"
+            f" {LARGEST:,}"
         )
     name = query_of(row.values)
     if name is not None and not row.values[name].strip():
         return f"asks nothing: {name} is empty"
     if not text_of(row.values).strip():
-        return "asks nothing: it has no text at all (--map COLUMN=main_query names the question)"
+        return "asks nothing: it has no text at all (name it: ajet dataset filter --map)"
     return None
 
 
@@ -279,15 +259,12 @@ class Side:
         drawn: list[Example] = []
         while pool and len(drawn) < count:
             shown = [*beside, *drawn]
-            best = min(pool, key=lambda example: _likeness(example, shown))
+            best = min(
+                pool, key=lambda one: max((alike(one, other) for other in shown), default=0.0)
+            )
             drawn.append(best)
             pool.remove(best)
         return drawn
-
-
-def _likeness(example: Example, others: Iterable[Example]) -> float:
-    """Returns the largest share of words that the example has in common with another."""
-    return max((alike(example, other) for other in others), default=0.0)
 
 
 def split_sides(

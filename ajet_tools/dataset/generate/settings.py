@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,24 @@ class CallSettings:
     """Settings of the calls and of the rows."""
 
     count: int | None = None
-    languages: Sequence[str] = field(default=(), kw_only=True)
+    _: KW_ONLY
+    languages: Sequence[str] = ()
     """Languages of questions and answers, in turns; empty means that of the seeds or documents."""
-    per_call: int = field(default=4, kw_only=True)
-    shots: int = field(default=4, kw_only=True)
+    per_call: int = 4
+    shots: int = 4
     """Examples per prompt."""
-    temperature: float = field(default=1.0, kw_only=True)
-    max_tokens: int = field(default=4096, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    validation: float | None = field(default=None, kw_only=True)
+    temperature: float = 1.0
+    max_tokens: int = 4096
+    seed: int = 0
+    validation: float | None = None
     """Validation share. Default: a tenth, or 0 with fewer than five seeds or documents."""
-    similarity: float = field(default=0.8, kw_only=True)
-    max_same_form: int | None = field(default=None, kw_only=True)
+    similarity: float = 0.8
+    max_same_form: int | None = None
     """Maximum number of rows that differ only in numbers and names (see `forms`). None: no
     limit."""
-    window: int = field(default=32, kw_only=True)
+    window: int = 32
     """Maximum number of calls in flight; with 1, equal replies give equal rows."""
-    template: Path | None = field(default=None, kw_only=True)
+    template: Path | None = None
     """The user's prompt, which replaces the built-in ones."""
 
     def _check(self, **least: int) -> None:
@@ -94,9 +95,8 @@ class CallSettings:
     @property
     def wording(self) -> frozenset[str]:
         """The word runs of the prompts, which no row may repeat."""
-        return frozenset(prompts.wording()).union(
-            *(prompt.wording for prompt in self._prompts.values())
-        )
+        own = [prompt.wording for prompt in self._prompts.values()]
+        return frozenset(prompts.wording()).union(*own)
 
     def _as_json(self, *shared: str) -> dict[str, Any]:
         """Returns the settings that the rows depend on, to compare when a run is resumed."""
@@ -114,7 +114,8 @@ class GenerationConfig(CallSettings):
 
     count: int
     strategies: Mapping[str, float] = field(default_factory=lambda: dict(STRATEGIES))
-    cells: Mapping[str, Sequence[str]] = field(default_factory=dict, kw_only=True)
+    _: KW_ONLY
+    cells: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Values by axis (see `cells`); `domain` and `persona` replace the lists of the strategies of
     these names."""
 
@@ -180,10 +181,11 @@ class DocsConfig(CallSettings):
 
     kinds: Sequence[str] = ("knowledge",)
     """Kinds of tasks, in turns."""
-    chunk_size: int = field(default=5120, kw_only=True)
+    _: KW_ONLY
+    chunk_size: int = 5120
     """In characters."""
-    temperature: float = field(default=0.7, kw_only=True)
-    passes: int = field(default=3, kw_only=True)
+    temperature: float = 0.7
+    passes: int = 3
     """Maximum number of requests per chunk, if the first pass gives too few rows."""
 
     def __post_init__(self) -> None:

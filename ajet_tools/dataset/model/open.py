@@ -50,15 +50,15 @@ def open_endpoint(
     """
     if scripted is not None:
         place, _, function = scripted.rpartition(":")
-        place, function = (place, function) if place else (scripted, "reply")
-        if Path(place).is_file():
-            content = Path(place).read_bytes()
-        else:
-            content = place.encode()
-        base_url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
-        model = f"scripted:{Path(place).name}:{function}"
+        if not place:
+            place = scripted
+            function = "reply"
+        file = Path(place)
+        content = file.read_bytes() if file.is_file() else place.encode()
+        url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
-        return ModelClient(base_url, model, transport=_Scripted(engine, Path(place)), **how)
+        transport = _Scripted(engine, file)
+        return ModelClient(url, f"scripted:{file.name}:{function}", transport=transport, **how)
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
@@ -90,15 +90,10 @@ class _Scripted(InProcess):
         except (AjetError, OSError):
             raise
         except Exception as error:
-            lines = [
-                f.lineno
-                for f in traceback.extract_tb(error.__traceback__)
-                if f.filename == self._path
-            ]
-            if lines:
-                where = f"{self._file} line {lines[-1]}"
-            else:
-                where = str(self._file)
+            where = str(self._file)
+            for frame in traceback.extract_tb(error.__traceback__):
+                if frame.filename == self._path:
+                    where = f"{self._file} line {frame.lineno}"
             raise EngineError(f"{where} raised {type(error).__name__}: {error}") from error
 
 
@@ -133,10 +128,7 @@ class ModelSpec:
             raise ConfigError(f"{option} {text}: {name}={value} is no number") from error
         if any(number < _LEAST.get(name, 0) for name, number in requests.items()):
             raise ConfigError(f"{option} {text}: a setting of the model is too small")
-        if price is None:
-            parsed = None
-        else:
-            parsed = Price.parse(price, f"{option} ...,price=IN/OUT")
+        parsed = Price.parse(price, f"{option} ...,price=IN/OUT") if price is not None else None
         return cls(text, option, ModelName.parse(place), parsed, key, requests)
 
     @property
@@ -151,11 +143,9 @@ class ModelSpec:
         """
         how |= self.requests
         name = self.named.name
-        scripted = self.named.scripted
-        if scripted is not None:
-            return open_endpoint(None, None, scripted=scripted, **how)
-        if self.named.base_url is None and Path(name).is_dir():
-            return open_endpoint(None, name, **how)
+        is_local = self.named.base_url is None and Path(name).is_dir()
+        if self.is_scripted or is_local:
+            return open_endpoint(None, name, scripted=self.named.scripted, **how)
         where = self.named.base_url or base_url
         if not where.startswith(("http://", "https://")):
             raise ConfigError(

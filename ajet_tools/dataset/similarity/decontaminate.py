@@ -15,19 +15,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.questions import (
-    PART,
-    SYSTEM,
-    pictures_of,
-    question_of,
-    text_of,
-    without_system,
-)
+from ajet_sdk.tasks.questions import PART, SYSTEM, Reading, pictures_of, text_of, without_system
 from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.similarity.near import Match, NearIndex, OnProgress, Vectors, close_pairs
@@ -44,7 +37,7 @@ _GRAM = 4
 """Words of a run that makes an evaluation row a candidate for `altered`."""
 _KEPT = 0.78
 """Minimum share of an evaluation row's words that an altered text has, in order."""
-_COMMON_SHARE = 0.05
+_COMMON_SHARE = 0.05  # what more evaluation rows have in common is an instruction
 
 # each Chinese, Japanese or Korean character is a word
 _WORD = re.compile(
@@ -92,14 +85,13 @@ class Leaks:
         ngram: int = 13,
         share: float = 0.0,
         common: int = 3,
-        numbers: bool = True,
     ) -> None:
         if not known:
             raise ConfigError("there are no evaluation rows: their files are empty")
         texts = _asked_texts([text for _, text in known])
         self.known = [(where, text) for (where, _), text in zip(known, texts, strict=True)]
         self.share = share
-        self._near = NearIndex(threshold, numbers=numbers)
+        self._near = NearIndex(threshold)
         for number, text in enumerate(texts):
             if text.strip():
                 self._near.add(str(number), text)
@@ -119,15 +111,16 @@ class Leaks:
         self._grams = self._known_grams()
 
     @classmethod
-    def of(cls, evals: Sequence[str | Path], *, skip_bad: bool = False, **options: Any) -> Leaks:
+    def of(cls, evals: Sequence[str | Path], *, threshold: float = 0.8) -> Leaks:
         """Returns a check against the rows of these files."""
         known: list[tuple[str, str]] = []
         alone: list[Sequence[str]] = []
         for path in evals:
-            for row in read(path, skip_bad=skip_bad, pictures=True):
-                known.append((row.where, text_of(row.values)))
-                alone.append(question_of(row.values).asking)
-        return cls(known, alone=alone, **options)
+            for row in read(path, pictures=True):
+                reading = Reading(row.values)
+                known.append((row.where, reading.text))
+                alone.append(reading.question.asking)
+        return cls(known, alone=alone, threshold=threshold)
 
     def _known_runs(self, size: int) -> dict[Run, int]:
         """Maps each run of words to the first evaluation row that has it."""

@@ -106,8 +106,6 @@ def find(
     rows: Sequence[RowFacts],
     *,
     threshold: float = 0.8,
-    numbers: bool = True,
-    near: bool = True,
     keep: str = "first",
     vectors: npt.NDArray[np.float32] | None = None,
     meaning: float = 0.9,
@@ -116,9 +114,7 @@ def find(
     """Finds duplicate rows.
 
     Args:
-        threshold: minimum share of equal characters (see `likeness`).
-        numbers: rows with different numbers are not duplicates.
-        near: find near copies too, not only exact ones.
+        threshold: minimum share of equal characters (see `likeness`); 1: exact copies only.
         keep: one of `KEEP`; of equal rows the first stays, with `last` the last.
         vectors: normalized embeddings of the rows.
         meaning: minimum cosine.
@@ -146,7 +142,7 @@ def find(
         if home in links[number]:
             similarity, kind = links[number][home]
             return kind, similarity, None
-        share = likeness(texts[number], texts[home], threshold, numbers=numbers)
+        share = likeness(texts[number], texts[home], threshold)
         if share is not None:
             return "near", share, None
         neighbour = max(
@@ -155,13 +151,12 @@ def find(
         similarity, kind = links[number][neighbour]
         return kind, similarity, members[neighbour][0]
 
-    if near:
-        for pair in near_pairs(texts, threshold, numbers=numbers, on_progress=on_progress):
+    if threshold < 1:
+        for pair in near_pairs(texts, threshold, on_progress):
             link(pair, "near")
     if vectors is not None:
         embedded = vectors[[rows_of[0] for rows_of in members]], texts
-        agree = same_numbers if numbers else lambda first, second: True
-        for pair in close_pairs(embedded, None, meaning, agree):
+        for pair in close_pairs(embedded, None, meaning, same_numbers):
             link(pair, "meaning")
     together: dict[int, dict[int, int]] = defaultdict(dict)
     """Rows of each cluster, with the index of their text."""

@@ -26,7 +26,7 @@ _PART = 4 * BATCH
 
 
 def open_embedder(model: ModelName) -> ModelClient:
-    """Opens the client that computes embeddings; close it after use.
+    """Opens the client that computes embeddings.
 
     `model` is at an endpoint, with its key in OPENAI_API_KEY, or the directory or hub name of a
     local model. Raises ConfigError; MissingExtra if a local model lacks its packages.
@@ -45,16 +45,19 @@ async def embed(
     *,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Vectors:
-    """Returns normalized vectors. Raises as `ModelClient.chat`, and EngineError for different
-    lengths."""
+    """Returns normalized vectors, and closes the endpoint. Raises as `ModelClient.chat`, and
+    EngineError for different lengths."""
     rows: list[npt.NDArray[np.float32]] = []
-    for start in range(0, len(texts), _PART):
-        if on_progress:
-            on_progress("embedding", start, len(texts))
-        part = [readable(text) for text in texts[start : start + _PART]]
-        batches = [part[offset : offset + BATCH] for offset in range(0, len(part), BATCH)]
-        for encoded in await asyncio.gather(*map(endpoint.embed, batches)):
-            rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]
+    try:
+        for start in range(0, len(texts), _PART):
+            if on_progress:
+                on_progress("embedding", start, len(texts))
+            part = [readable(text) for text in texts[start : start + _PART]]
+            batches = [part[offset : offset + BATCH] for offset in range(0, len(part), BATCH)]
+            for encoded in await asyncio.gather(*map(endpoint.embed, batches)):
+                rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]
+    finally:
+        await endpoint.aclose()
     if len({len(row) for row in rows}) > 1:
         raise EngineError(f"{endpoint.base_url} returned vectors of different lengths")
     vectors = np.stack(rows) if rows else np.empty((0, 1), np.float32)

@@ -30,7 +30,7 @@ from ajet_tools.dataset.similarity.text import (
 Vectors = npt.NDArray[np.float32]
 ROUNDING = 1e-6
 """Rounding error of a cosine."""
-_BLOCK = 2048
+_BLOCK = 2048  # texts that are compared at once
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the stage, the progress and the total."""
 
@@ -65,14 +65,11 @@ class Clusters:
 def near_pairs(
     texts: Sequence[str],
     threshold: float,
-    *,
-    numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Pair]:
     """Yields enough pairs of similar texts in normal form to connect each cluster.
 
-    The clusters depend on the texts, not on their order. `numbers`: texts with different
-    numbers are not similar (see `likeness`).
+    The clusters depend on the texts, not on their order.
     """
     least = max(shortest(threshold), GRAM)
     index_by_text: dict[str, int] = {}
@@ -83,41 +80,33 @@ def near_pairs(
     pool = sorted(text for text in index_by_text if len(text) >= least)
     indices = [index_by_text[text] for text in pool]
     clusters = Clusters(len(pool))
-    for who, candidates in _keys(pool, threshold, numbers).pairs():
+    for who, candidates in _keys(pool, threshold).pairs():
         for place, (a, b) in enumerate(zip(who.tolist(), candidates.tolist(), strict=True)):
             if on_progress is not None and place % _BLOCK == 0:
                 on_progress("comparing", a, len(pool))
             if clusters.find(a) == clusters.find(b):
                 continue
-            similarity = likeness(pool[a], pool[b], threshold, numbers=numbers)
+            similarity = likeness(pool[a], pool[b], threshold)
             if similarity is not None:
                 clusters.join(a, b)
                 first_index, second_index = sorted((indices[a], indices[b]))
                 yield Pair(first_index, second_index, similarity)
 
 
-def _keys(forms: Sequence[str], threshold: float, numbers: bool) -> Postings:
+def _keys(forms: Sequence[str], threshold: float) -> Postings:
     """Returns the keys of texts; those of short texts include their numbers and operators."""
     all_keys = postings(forms)
-    if not numbers:
-        return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
     below = MARKED / least_part(threshold)  # longer texts match no short one
-    digests = np.array(
-        [_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms],
-        np.uint64,
-    )
+    digests = np.zeros(len(forms), np.uint64)
+    for index in np.flatnonzero(lengths < below).tolist():
+        text = "|".join(sorted(marks(forms[index]))).encode("utf-8", "surrogatepass")
+        digests[index] = int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
     marked = all_keys.take(lengths[all_keys.texts] < below)
     plain = all_keys.take(
         lengths[all_keys.texts] >= FULL
     )  # may be contained in a text with more numbers
     return Postings.joined([Postings(marked.keys ^ digests[marked.texts], marked.texts), plain])
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(
-        blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
-    )
 
 
 def same_numbers(first: str, second: str) -> bool:
@@ -178,9 +167,8 @@ class NearIndex:
     of the characters edited, more than 99 %.
     """
 
-    def __init__(self, threshold: float = 0.8, *, numbers: bool = True) -> None:
+    def __init__(self, threshold: float = 0.8) -> None:
         self._threshold = check_threshold(threshold)
-        self._numbers = numbers
         self._shortest = max(shortest(threshold), GRAM)
         self._exact: dict[str, str] = {}
         self._unmarked: dict[str, str] = {}
@@ -230,12 +218,8 @@ class NearIndex:
         best: Match | None = None
         for index in likely:
             key, candidate = self._texts[index]
-            similarity = likeness(
-                form,
-                candidate,
-                best.similarity if best else self._threshold,
-                numbers=self._numbers,
-            )
+            least = best.similarity if best else self._threshold
+            similarity = likeness(form, candidate, least)
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
         return best
@@ -244,7 +228,7 @@ class NearIndex:
         self._sort_new()
         likely: dict[int, list[int]] = defaultdict(list)
         long_enough = [form if len(form) >= self._shortest else "" for form in forms]
-        asked = _keys(long_enough, self._threshold, self._numbers)
+        asked = _keys(long_enough, self._threshold)
         if not len(asked.keys):
             return likely
         for part in self._sorted:
@@ -256,7 +240,7 @@ class NearIndex:
     def _sort_new(self) -> None:
         new = [form for _, form in self._texts[self._counted :]]
         if new:
-            keys, texts = _keys(new, self._threshold, self._numbers)
+            keys, texts = _keys(new, self._threshold)
             self._sorted.append(Postings(keys, texts + self._counted).sorted())
             self._counted = len(self._texts)
         while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(
@@ -266,32 +250,24 @@ class NearIndex:
             self._sorted.append(Postings.joined(last[::-1]).sorted())
 
 
-def together_by(keys: Sequence[str], groups: Sequence[int]) -> list[int]:
-    """Returns for each row the position of the first row with which it shares a key or a group,
-    transitively."""
+def together(keys: Sequence[str], *groupings: Sequence[int]) -> list[str]:
+    """Returns the key of each row; rows with an equal key, or an equal number in a grouping,
+    transitively, get the key of the first of them."""
     clusters = Clusters(len(keys))
-    first_by_key = dict[str, int]()
-    for index, (key, group) in enumerate(zip(keys, groups, strict=True)):
-        clusters.join(index, first_by_key.setdefault(key, index))
-        clusters.join(index, group)
-    return [clusters.find(index) for index in range(len(keys))]
-
-
-def together(
-    keys: Sequence[str],
-    texts: Sequence[str],
-    threshold: float,
-    on_progress: OnProgress | None = None,
-) -> list[str]:
-    """Returns the key of each row; rows with equal keys or similar texts get the key of the first
-    of them."""
-    clusters = Clusters(len(keys))
-    first_by_key = dict[str, int]()
-    forms: dict[str, int] = {}
-    for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
-        clusters.join(index, first_by_key.setdefault(key, index))
-        clusters.join(index, forms.setdefault(normal(text), index))
-    different = list(forms)
-    for pair in near_pairs(different, threshold, on_progress=on_progress):
-        clusters.join(forms[different[pair.first]], forms[different[pair.second]])
+    for names in (keys, *groupings):
+        first_by_name: dict[object, int] = {}
+        for index, name in enumerate(names):
+            clusters.join(index, first_by_name.setdefault(name, index))
     return [keys[clusters.find(index)] for index in range(len(keys))]
+
+
+def near_groups(
+    texts: Sequence[str], threshold: float, on_progress: OnProgress | None = None
+) -> list[int]:
+    """Returns a number for each text, the same for equal and for similar ones."""
+    forms: dict[str, int] = {}
+    numbers = [forms.setdefault(normal(text), len(forms)) for text in texts]
+    clusters = Clusters(len(forms))
+    for pair in near_pairs(list(forms), threshold, on_progress):
+        clusters.join(pair.first, pair.second)
+    return [clusters.find(number) for number in numbers]

@@ -8,8 +8,7 @@ separate different tasks that look alike, which are common in datasets:
   `What is 12 + 34?` is similar to no other text, a sentence of 43 characters may differ in 3, one
   of 100 in 20.
 - Different numbers make a different task: under 200 characters the numbers and operators must be
-  the same; longer texts that differ only in their numbers are different. `numbers=False` disables
-  this rule.
+  the same; longer texts that differ only in their numbers are different.
 
 A text of at least 100 characters is also similar to one with the same parts in another order, and
 to one that contains it: at 0.8, if it has at least half of that one's length (`_shared_parts`).
@@ -126,7 +125,7 @@ def shortest(threshold: float) -> int:
     return next((length for length in range(1, 10_000) if allowed(length, threshold) >= 1), 10_000)
 
 
-def likeness(first: str, second: str, threshold: float, *, numbers: bool = True) -> float | None:
+def likeness(first: str, second: str, threshold: float) -> float | None:
     """Returns the share of characters that two similar texts in normal form have in common, else
     None.
 
@@ -138,34 +137,32 @@ def likeness(first: str, second: str, threshold: float, *, numbers: bool = True)
     parts = first.split(PART)
     other_parts = second.split(PART)
     if len(parts) == len(other_parts) > 1:
-        return _likeness_of_parts(parts, other_parts, threshold, numbers)
+        return _likeness_of_parts(parts, other_parts, threshold)
     if len(parts) != len(
         other_parts
     ):  # one text in another form, or a question with more context than the other
         return 1.0 if " ".join(parts) == " ".join(other_parts) else None
-    return _likeness(first, second, threshold, numbers)
+    return _likeness(first, second, threshold)
 
 
 def _likeness_of_parts(
-    parts: Sequence[str], other_parts: Sequence[str], threshold: float, numbers: bool
+    parts: Sequence[str], other_parts: Sequence[str], threshold: float
 ) -> float | None:
     similar = 0.0
     for part, other in zip(parts, other_parts, strict=True):
-        share = _likeness(part, other, threshold, numbers)
+        share = _likeness(part, other, threshold)
         if share is None:
             return None
         similar += share * len(part)
     return similar / sum(map(len, parts))
 
 
-def _likeness(first: str, second: str, threshold: float, numbers: bool) -> float | None:
+def _likeness(first: str, second: str, threshold: float) -> float | None:
     first = unmarked(first)
     second = unmarked(second)
     if first == second:
         return 1.0
     if (share := _kept_share(first, second, threshold)) is not None:
-        if not numbers:
-            return share
         is_short = min(len(first), len(second)) < MARKED
         if is_short:
             differ = marks(first) != marks(second)
@@ -173,7 +170,7 @@ def _likeness(first: str, second: str, threshold: float, numbers: bool) -> float
             differ = masked(first) == masked(second)
         return None if differ else share
     short, long = sorted((first, second), key=lambda text: (len(text), text))
-    return _shared_parts(short, long, threshold, numbers)
+    return _shared_parts(short, long, threshold)
 
 
 def _kept_share(first: str, second: str, threshold: float) -> float | None:
@@ -194,7 +191,7 @@ def least_part(threshold: float) -> float:
     return max(0.5, 1 - _LONGER * (1 - threshold))
 
 
-def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> float | None:
+def _shared_parts(short: str, long: str, threshold: float) -> float | None:
     """Returns the share of characters in parts that both texts have, in any order; None if they are
     not similar.
 
@@ -212,9 +209,8 @@ def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> flo
     marks_of_short = Counter(marks(short))
     marks_of_long = Counter(marks(long))
     if share_of_long >= threshold:
-        same = marks_of_short == marks_of_long or not numbers
-        return min(share, share_of_long) if same else None
-    contained = share >= _WHOLE and (marks_of_short <= marks_of_long or not numbers)
+        return min(share, share_of_long) if marks_of_short == marks_of_long else None
+    contained = share >= _WHOLE and marks_of_short <= marks_of_long
     return share if contained else None
 
 

@@ -81,6 +81,10 @@ class CombinedVerifier:
     parts: Sequence[VerifierPart]
 
     @property
+    def endpoints(self) -> list[ModelClient]:
+        return [part.endpoint for part in self.parts if part.endpoint is not None]
+
+    @property
     def calls(self) -> int:
         return sum(part.verifier.calls for part in self.parts)
 
@@ -88,17 +92,17 @@ class CombinedVerifier:
     def needs_answer(self) -> bool:
         return any(part.verifier.needs_answer for part in self.parts)
 
-    def refuse_unanswered(self, rows: Sequence[Mapping[str, Any]], source: str) -> None:
+    def refuse_unanswered(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raises ConfigError if it compares answers, and none of these rows has a field that is
         known as one."""
         if not rows or not self.needs_answer or any(answer_of(row) is not None for row in rows):
             return
         columns = sorted(set[str]().union(*map(_fields, rows)))
         raise ConfigError(
-            f"--verify {self.name} compares answers, but no row of {source} has a known answer: the"
+            f"--verify {self.name} compares answers, but no seed has a known answer: the"
             f" fields are {', '.join(columns)}, and an answer is named {', '.join(ANSWERS[:3])},"
-            " solution, label, output, ... Name the field with --map FIELD=metadata.answer, or"
-            " pass --verify none"
+            " solution, label, output, ... Name the field (`ajet dataset filter --map"
+            " FIELD=metadata.answer`), or pass --verify none"
         )
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
@@ -125,12 +129,9 @@ class CombinedVerifier:
 
     def model(self, writer: ModelClient) -> list[str] | None:
         """Returns the endpoint and name of the model that verifies, if it isn't the writer's."""
-        for part in self.parts:
-            if part.endpoint is not None:
-                place = [part.endpoint.base_url, part.endpoint.model]
-                if place == [writer.base_url, writer.model]:
-                    return None
-                return place
+        for endpoint in self.endpoints:
+            place = [endpoint.base_url, endpoint.model]
+            return place if place != [writer.base_url, writer.model] else None
         return None
 
 
@@ -140,12 +141,6 @@ def _fields(row: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"metadata.{inner}" for inner in value)
         elif name != "provenance":
             yield name
-
-
-def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:
-    """Returns the endpoints of a verifier's parts."""
-    parts = verifier.parts if isinstance(verifier, CombinedVerifier) else []
-    return [part.endpoint for part in parts if part.endpoint is not None]
 
 
 @dataclass(frozen=True)

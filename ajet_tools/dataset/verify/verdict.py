@@ -76,7 +76,6 @@ async def independent(
     seed: int,
     what: str,
     temperature: float = 0.7,
-    max_tokens: int = 2048,
 ) -> list[str]:
     """Returns `count` independent replies to a prompt, or fewer if the endpoint returns no more.
 
@@ -89,7 +88,7 @@ async def independent(
             [{"role": "user", "content": prompt}],
             n=count - len(replies),
             temperature=temperature,
-            max_tokens=max_tokens,
+            max_tokens=2048,
             seed=seed + turn,
         )
         if len(replies) >= count:

@@ -78,10 +78,10 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes_also_in_another_process(tmp_path: Path) -> None:
-    write_card(tmp_path / "a", iter(rows(100)), FACTS)
+    write_card(tmp_path / "a", {"train": iter(rows(100))}, FACTS)
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path;"
-        f" from test_dataset_card import *; write_card(Path({str(tmp_path / 'b')!r}), rows(100),"
+        f" from test_dataset_card import *; write_card(Path({str(tmp_path / 'b')!r}), {{'train': rows(100)}},"
         " FACTS)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -91,11 +91,14 @@ def test_the_same_rows_give_the_same_bytes_also_in_another_process(tmp_path: Pat
 
 def test_a_readme_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("Mine.\n")
-    assert write_card(tmp_path, rows(3), Facts()) == tmp_path / "CARD.md"
+    assert write_card(tmp_path, {"train": rows(3)}, Facts()) == tmp_path / "CARD.md"
     assert (tmp_path / "README.md").read_text() == "Mine.\n"
     (tmp_path / "README.md").unlink()
-    one = write_card(tmp_path, rows(3), Facts(title="one"))
-    assert write_card(tmp_path, rows(3), Facts(title="two")) == one and "# two" in one.read_text()
+    one = write_card(tmp_path, {"train": rows(3)}, Facts(title="one"))
+    assert (
+        write_card(tmp_path, {"train": rows(3)}, Facts(title="two")) == one
+        and "# two" in one.read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,14 +126,16 @@ def test_a_readme_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
 def test_odd_rows_make_a_card_all_the_same(
     tmp_path: Path, made: list[dict[str, Any]], recwarn: Any
 ) -> None:
-    text = write_card(tmp_path, made, Facts()).read_text()
+    text = write_card(tmp_path, {"train": made}, Facts()).read_text()
     assert f"| rows in train | {len(made)} |" in text or not made
     assert len(text) < 20_000
     assert [str(one.message) for one in recwarn] == []  # no missing glyphs, no empty slices
 
 
 def test_an_example_cannot_leave_its_fence(tmp_path: Path) -> None:
-    text = write_card(tmp_path, [{"main_query": "```\n# Out\n```````"}], Facts()).read_text()
+    text = write_card(
+        tmp_path, {"train": [{"main_query": "```\n# Out\n```````"}]}, Facts()
+    ).read_text()
     assert "\n````````text\n" in text
 
 
@@ -140,10 +145,12 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
         for number in range(30_000):
             yield {"main_query": f"row {number}"}
 
-    assert "| rows in train | 30,000 |" in write_card(tmp_path, many(), Facts()).read_text()
+    assert (
+        "| rows in train | 30,000 |" in write_card(tmp_path, {"train": many()}, Facts()).read_text()
+    )
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TaskError, match="cannot write the card"):
-        write_card(tmp_path / "file" / "inside", rows(3), Facts())
+        write_card(tmp_path / "file" / "inside", {"train": rows(3)}, Facts())

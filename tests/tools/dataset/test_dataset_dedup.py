@@ -153,8 +153,6 @@ def test_exact_alone_and_numbers(tmp_path: Path) -> None:
     assert len(asked(tmp_path / "o.jsonl")) == 4
     ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"))
     assert asked(tmp_path / "o.jsonl") == [FOX, f"{FOX} 12", f"{FOX} 13"]
-    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--ignore-numbers")
-    assert asked(tmp_path / "o.jsonl") == [FOX]
 
 
 def test_the_same_file_twice_over(tmp_path: Path) -> None:

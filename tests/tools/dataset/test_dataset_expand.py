@@ -37,9 +37,10 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Rejected,
 )
-from ajet_tools.dataset.generate.seeds import as_example, select_seeds
+from ajet_tools.dataset.generate.seeds import as_examples, select_seeds
 from ajet_tools.dataset.generate.settings import STRATEGIES, GenerationConfig, strategies_of
 from ajet_tools.dataset.similarity.decontaminate import Leaks
+from ajet_tools.dataset.verify.combined import CombinedVerifier, VerifierPart
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from tests.tools.dataset.conftest import Held
 
@@ -112,7 +113,7 @@ def test_it_makes_as_many_rows_as_asked_for_each_with_its_provenance(model_serve
     assert row["provenance"]["source"] == "expand" and row["provenance"]["model"] == "writer"
     assert row["provenance"]["prompt"]["name"].removeprefix("expand/") in STRATEGIES
     assert row["provenance"]["parameters"]["temperature"] == 1.0
-    assert set(row["provenance"]["seeds"]) <= {as_example(seed).id for seed in SEEDS}
+    assert set(row["provenance"]["seeds"]) <= {example.id for example in as_examples(SEEDS)}
     assert len({one["task_id"] for one in [*result.train, *result.validation]}) == 50
 
 
@@ -131,7 +132,7 @@ def test_no_seed_and_no_example_stands_behind_both_sides(model_server) -> None:
 
 def test_accepted_rows_become_examples_beside_the_seeds(model_server) -> None:
     result = grown(model_server(sums), GenerationConfig(60, window=4))
-    seeds = {as_example(row).id for row in SEEDS}
+    seeds = {example.id for example in as_examples(SEEDS)}
     last = result.train[-1]["provenance"]
     assert set(last["examples"]) & seeds and set(last["examples"]) - seeds
     assert set(last["seeds"]) <= seeds
@@ -181,8 +182,8 @@ def test_more_rows_go_on_from_those_there_are(
     model_server, tmp_path: Path, few: int, many: int, settings: dict[str, Any]
 ) -> None:
     server, kept = model_server(messy), {"cache": tmp_path / "replies.sqlite"}
-    before = grown(server, GenerationConfig(few, window=6, **settings), verifier=Even(), **kept)
-    after = grown(server, GenerationConfig(many, window=6, **settings), verifier=Even(), **kept)
+    before = grown(server, GenerationConfig(few, window=6, **settings), verifier=even(), **kept)
+    after = grown(server, GenerationConfig(many, window=6, **settings), verifier=even(), **kept)
     assert (before.accepted, after.accepted) == (few, many)
     assert after.train[: len(before.train)] == before.train
     assert after.validation[: len(before.validation)] == before.validation
@@ -190,7 +191,7 @@ def test_more_rows_go_on_from_those_there_are(
     asked = [json.dumps(body) for body in server.requests]
     assert len(asked) == len(set(asked)), "nothing is paid for twice"
     made = len(asked)
-    again = grown(server, GenerationConfig(many, window=2, **settings), verifier=Even(), **kept)
+    again = grown(server, GenerationConfig(many, window=2, **settings), verifier=even(), **kept)
     assert bytes_of(again) == bytes_of(after) and len(server.requests) == made
 
 
@@ -206,7 +207,7 @@ def test_whatever_ends_a_process_its_rows_stay_and_no_reply_is_paid_for_twice(
     async def killed(after: int) -> GenerationResult:
         endpoint = ModelClient(server.url, "writer", cache=cache)
         source = Expansion(SEEDS, GenerationConfig(40, validation=0, window=5))
-        pipeline = Pipeline(source, endpoint, Checks(verifier=Even()), Journal(ReplyCache(cache)))
+        pipeline = Pipeline(source, endpoint, Checks(even()), Journal(ReplyCache(cache)))
         begun = len(server.requests)
         running = asyncio.create_task(pipeline.run())
         while not running.done() and len(server.requests) - begun < after:
@@ -426,11 +427,15 @@ def test_rows_of_the_evaluation_set_are_refused_with_the_evidence(
 class Even:
     """A verifier that asks the endpoint and takes even answers alone."""
 
-    name, calls = "even", 1
+    name, calls, needs_answer = "even", 1, True
 
     async def check(self, row: Any, endpoint: Any) -> RowVerdict:
         [said] = await endpoint.chat([{"role": "user", "content": f"CHECK {row['main_query']}"}])
         return RowVerdict(int(row["metadata"]["answer"]) % 2 == 0, "odd answer", {"said": said})
+
+
+def even() -> CombinedVerifier:
+    return CombinedVerifier("even", [VerifierPart(Even())])
 
 
 def with_checks(body: dict[str, Any], number: int) -> str:
@@ -439,7 +444,7 @@ def with_checks(body: dict[str, Any], number: int) -> str:
 
 
 def test_rows_that_fail_the_check_are_kept_apart_with_the_verdict(model_server) -> None:
-    result = grown(model_server(with_checks), GenerationConfig(30), verifier=Even())
+    result = grown(model_server(with_checks), GenerationConfig(30), verifier=even())
     assert result.accepted == 30 and result.refused["odd answer"] > 5
     assert all(
         int(row["metadata"]["answer"]) % 2 == 0 for row in [*result.train, *result.validation]
@@ -523,10 +528,10 @@ def test_a_spent_budget_keeps_what_there_is_and_no_reply_is_paid_for_twice(
     model_server, tmp_path: Path, limit: int
 ) -> None:
     server, kept = model_server(with_checks), {"cache": tmp_path / "replies.sqlite"}
-    first = grown(server, GenerationConfig(24), budget=Budget(calls=limit), verifier=Even(), **kept)
+    first = grown(server, GenerationConfig(24), budget=Budget(calls=limit), verifier=even(), **kept)
     assert isinstance(first.stopped, BudgetSpent) and len(server.requests) == limit
     assert first.accepted < 24
-    rest = grown(server, GenerationConfig(24), verifier=Even(), **kept)
+    rest = grown(server, GenerationConfig(24), verifier=even(), **kept)
     assert (rest.accepted, rest.stopped) == (24, None)
     assert rest.train[: len(first.train)] == first.train
     asked = [json.dumps(body) for body in server.requests]
@@ -598,7 +603,7 @@ def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     mine.write_text("{{ exampels }}")
     expansion = Expansion(SEEDS, GenerationConfig(5, template=mine))
     with pytest.raises(ConfigError, match=r"exampels.*it may use cell, count, domain, examples"):
-        expansion.preview("own")
+        expansion.previews()
     mine.write_text("\n{% if %}")
     with pytest.raises(ConfigError, match=r"mine\.jinja line 2 is not valid Jinja"):
         GenerationConfig(5, template=mine).prompt("own")
@@ -611,7 +616,7 @@ def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
         ([task("a?", "1")], "has one row"),
         ([task("a?", "1")] * 5, "has 5 rows, which are all the same"),
         ([task("a?", "1"), task("  ", "2")], "line 2 asks nothing"),
-        ([task("a?", "1"), task("b" * 5_000_000, "2")], "line 2 is 5.0 MB long"),
+        ([task("a?", "1"), task("b" * 5_000_000, "2")], "line 2 is 5,000,047 characters long"),
     ],
 )
 def test_seeds_that_nothing_can_grow_from_are_told(

@@ -135,20 +135,8 @@ def test_a_directory_is_written_and_the_same_bytes_again(place: Place) -> None:
     assert one == other and {"train.jsonl", "validation.jsonl"} <= set(one)
 
 
-def test_other_names_are_mapped(place: Place) -> None:
-    place.seeds(
-        [{"text": row["main_query"], "gold": row["metadata"]["answer"]} for row in ROWS],
-        "other.jsonl",
-    )
-    arguments = ("--map", "text=main_query", "--map", "gold=metadata.answer")
-    done = place.run("other.jsonl", "--count", "12", "--out", "data", *arguments, *SCRIPTED)
-    assert done.returncode == 0, done.stderr
-    rows = place.rows("data/train.jsonl")
-    assert rows[0]["main_query"].startswith("What is") and rows[0]["metadata"]["answer"].isdigit()
-
-
 def test_the_prompts_are_shown_and_nothing_is_sent(place: Place) -> None:
-    shown = place.run("seeds.jsonl", "--show-prompt", "--strategy", "harder,persona")
+    shown = place.run("seeds.jsonl", "--dry-run", "--strategy", "harder,persona")
     assert shown.returncode == 0, shown.stderr
     assert (
         "===== expand/harder version 1" in shown.stdout
@@ -298,9 +286,9 @@ def test_a_dry_run_says_what_is_left_and_sends_nothing(place: Place, model_serve
         "none",
     )
     assert nothing.returncode == 0, nothing.stderr
-    assert re.fullmatch(
-        r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d\.\d\d in money\.\nNothing"
-        r" was sent\.\n",
+    assert re.search(
+        r"\nAbout 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d\.\d\d in money\.\nNothing"
+        r" was sent\.\n$",
         nothing.stdout,
     )
     run = ("seeds.jsonl", "--out", "data", *at(server))
@@ -350,7 +338,7 @@ BAD = {
     "duplicates only": (b"\n".join([json.dumps(ROWS[0]).encode()] * 5), "which are all the same"),
     "bad JSON": (b"\n".join([*(json.dumps(row).encode() for row in ROWS[:6]), b'{"main_query": '])+b"\n", "line 7"),
     "not UTF-8": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "caf\xe9"}\n', "line 2"),
-    "5 MB row": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "' + b"x" * 5_000_000 + b'"}\n', "line 2 is 5.0 MB"),
+    "5 MB row": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "' + b"x" * 5_000_000 + b'"}\n', "line 2 is 5,000"),
     "mixed shapes": (
         json.dumps(ROWS[0]).encode() + b'\n{"main_query": "a?", "metadata": {"answer": [1]}}\n', "different shapes"),
 }  # fmt: skip
@@ -363,16 +351,6 @@ def test_bad_seeds_are_told_in_one_message_with_the_place(place: Place, kind: st
     done = place.run("seeds.jsonl", "--out", "data", *SCRIPTED)
     assert done.returncode == 2 and message in done.stderr and "seeds.jsonl" in done.stderr
     assert "Traceback" not in done.stderr and not (place.path / "data" / "train.jsonl").exists()
-
-
-def test_bad_rows_can_be_left_out(place: Place) -> None:
-    with (place.path / "seeds.jsonl").open("a") as file:
-        file.write("{nope\n")
-    assert place.run("seeds.jsonl", "--count", "5", "--out", "a", *SCRIPTED).returncode == 2
-    done = place.run(
-        "seeds.jsonl", "--count", "5", "--out", "b", *SCRIPTED, "--with", "skip_bad_rows=true"
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_full_disk_is_one_message_and_what_was_paid_for_is_kept(

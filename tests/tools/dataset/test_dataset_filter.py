@@ -138,7 +138,7 @@ def even(output: str, answer: str) -> float:
 """
 
 
-def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(
+def test_a_judge_keeps_what_it_gives_full_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,5 +153,3 @@ def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(
     assert len(keep.failures) == 1 and keep.failures[0].startswith(
         "rows line 3: ValueError: invalid literal"
     )
-    keep = Keep(judge=open_verifier("judge:judges.py:even"), reward=0.25)
-    assert keep_rows(keep, *rows) == [rows[0], rows[1], rows[3]]

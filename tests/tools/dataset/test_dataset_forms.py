@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from ajet_sdk.tasks.questions import Reading
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.curation.forms import form_of, given_away
 
@@ -217,6 +218,6 @@ def test_a_form_does_not_depend_on_what_is_put_in(numbers: list[int], names: lis
 )
 def test_what_gives_an_answer_away(question: str, answer: object, away: bool) -> None:
     assert (
-        given_away({"main_query": question, "metadata": {"answer": answer}}) is not None
+        given_away(Reading({"main_query": question, "metadata": {"answer": answer}})) is not None
     ) is away
-    assert (given_away({"question": question, "solution": answer}) is not None) is away
+    assert (given_away(Reading({"question": question, "solution": answer})) is not None) is away

@@ -315,8 +315,6 @@ def test_seeds_with_a_field_of_the_evidences_name_are_told_what_to_do(tmp_path: 
     given = (handbook(tmp_path / "docs", ["pump"]), "--seeds", seeds, "--out", tmp_path / "data",
              "--model", "w@http://127.0.0.1:9/v1", "--yes")  # fmt: skip
     assert "--map quote=metadata.quotation" in ajet(*given, code=2).output
-    shown = ajet(*given, "--map", "quote=metadata.quotation", "--show-prompt").output
-    assert "metadata.quotation: text" in shown or "from-docs/few-shot" in shown
 
 
 def test_languages_take_turns_and_stand_in_the_prompt_and_the_provenance(
@@ -545,7 +543,7 @@ def test_the_prompt_is_shown_and_a_template_of_ones_own_takes_its_place(
     model_server, tmp_path: Path
 ) -> None:
     docs = handbook(tmp_path / "docs", ["pump"])
-    shown = ajet(docs, "--show-prompt").output
+    shown = ajet(docs, "--dry-run").output
     assert "from-docs/knowledge version 1" in shown and "The pump of series 0" in shown
     own = tmp_path / "own.jinja"
     own.write_text(

@@ -47,7 +47,7 @@ async def labelling(path: Path, size: int = 4) -> AsyncIterator[Pilot[None]]:
     view = LabelApp(
         str(path),
         labels,
-        lambda: draw(read(path), size, 0),
+        lambda: draw(read(path), size),
         lambda rows: estimate(rows, labels),
     )
     async with view.run_test(size=(100, 30), notifications=True) as pilot:
@@ -67,7 +67,7 @@ def shown(pilot: Pilot[None]) -> str:
 
 
 async def test_a_x_and_s_label_and_go_on_and_u_goes_back(tasks: Path) -> None:
-    sample = draw(read(tasks), 4, 0)
+    sample = draw(read(tasks), 4)
     labels = Labels(labels_beside(tasks))
     async with labelling(tasks) as pilot:
         await pilot.press("a", "x", "s", "u")
@@ -106,7 +106,7 @@ def test_the_question_comes_first_and_a_conversation_is_readable() -> None:
 async def test_a_row_that_cannot_be_read_ends_it_with_its_place(tasks: Path) -> None:
     tasks.write_text(json.dumps(row(1)) + "\nno row\n")
     labels = Labels(labels_beside(tasks))
-    view = LabelApp(str(tasks), labels, lambda: draw(read(tasks), 4, 0), lambda rows: None)
+    view = LabelApp(str(tasks), labels, lambda: draw(read(tasks), 4), lambda rows: None)
     async with view.run_test() as pilot:
         await until_shown(pilot, lambda: view.failure is not None)
     assert "tasks.jsonl line 2" in str(view.failure)
@@ -119,7 +119,7 @@ def test_without_a_terminal_it_names_what_does_the_same_in_a_script(tasks: Path)
 
 @pytest.mark.slow
 def test_in_a_real_terminal_it_labels_and_writes_what_was_not_rejected(tasks: Path) -> None:
-    first, second, *_ = draw(read(tasks), 2, 0)
+    first, second, *_ = draw(read(tasks), 2)
     code, written = in_terminal(
         *("dataset", "label", str(tasks), "--sample", "2", "--out", "kept.jsonl"),
         keys=[

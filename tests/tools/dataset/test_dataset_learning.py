@@ -138,7 +138,6 @@ def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_h
     ("options", "says"),
     [
         (["--for", "policy.py:reply"], "--for needs an agent"),
-        (["--conf", "job.yaml"], "add --for"),
         (["--from-failures", "trace"], "nothing to grow from"),
         ([FOR[0], FOR[1] + ",band=0.9:0.1"], "LOW:HIGH"),
         ([FOR[0], FOR[1] + ",attempts=0"], "1 to 1000"),

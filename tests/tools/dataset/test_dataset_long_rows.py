@@ -20,7 +20,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks import jsonl
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files import delimited, rows
-from ajet_tools.dataset.files.rows import read
+from ajet_tools.dataset.files.rows import Rows, read
 
 LONGEST = 1 << 20
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -84,7 +84,7 @@ def test_such_a_line_is_skipped_as_any_bad_row_is(tmp_path: Path, packed: str) -
         assert out.read_bytes() == SHORT * 3
         assert json.loads(done.stdout)["bad_rows"] == 4
     bad = json_rows.BadRows(skip=True)
-    list(read(file, bad=bad))
+    list(Rows(file, bad=bad))
     assert [one.partition(" line ")[2] for one in bad.first] == [
         "2 is longer than 1 MiB", "4 is not JSON: Expecting property name enclosed in double quotes at column 2",
         "5 is longer than 1 MiB", "7 is longer than 1 MiB",
@@ -108,7 +108,7 @@ def test_a_cell_of_a_table_has_the_limit(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(TaskError, match=rf"a{suffix} row 3 has more than 1 MiB in column more"):
         list(read(file))
     bad = json_rows.BadRows(skip=True)
-    assert [row.where.partition(" row ")[2] for row in read(file, bad=bad)] == ["1", "2", "4", "5"]
+    assert [row.where.partition(" row ")[2] for row in Rows(file, bad=bad)] == ["1", "2", "4", "5"]
     assert bad.count == 1
 
 

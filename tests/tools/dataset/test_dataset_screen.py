@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.tasks.questions import Reading
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import given_away
 from ajet_tools.dataset.documents.read import find_documents
@@ -74,7 +75,7 @@ def test_a_row_is_no_question(wrap: Any) -> None:
     ],
 )
 def test_an_answer_that_is_given_away_in_any_shape(values: dict[str, Any]) -> None:
-    assert given_away(values) is not None
+    assert given_away(Reading(values)) is not None
 
 
 def test_documents_that_are_not_read_are_named(

@@ -93,13 +93,10 @@ def test_sides_are_not_left_in_two_formats(tmp_path: Path) -> None:
         "test.jsonl: not of this split" in said
         and "train.jsonl:" not in said.partition("rows, to")[0]
     )
-    for format in ("parquet", "csv", "directory"):
-        said = ajet("split", source, "-o", out, "--format", format, code=2).stderr
+    for name in ("a.parquet", "a.csv"):
+        ajet("export", source, "-o", str(tmp_path / name))
+        said = ajet("split", str(tmp_path / name), "-o", out, code=2).stderr
         assert "train.jsonl would be read as train too" in said
-    other = str(tmp_path / "hub")
-    for _ in range(2):
-        ajet("split", source, "-o", other, "--format", "directory")
-    assert "would be read as train too" in ajet("split", source, "-o", other, code=2).stderr
 
 
 def test_a_group_is_on_one_side_and_strata_have_their_fractions(tmp_path: Path) -> None:
@@ -188,17 +185,13 @@ def test_the_sides_of_these_rows_are_written_in_stone() -> None:
     ]
 
 
-def test_formats_and_a_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv", "jsonl.gz"])
+def test_sides_have_the_format_of_the_source(tmp_path: Path, suffix: str) -> None:
     source = write(tmp_path / "a.jsonl", rows(50))
-    ajet("split", source, "-o", str(tmp_path / "p"), "--format", "parquet", "--fractions", "0.4")
-    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == [
-        "train.parquet",
-        "validation.parquet",
-    ]
-    ajet("split", source, "-o", str(tmp_path / "d"), "--format", "directory", "--fractions", "0.4")
-    assert sorted(p.name for p in (tmp_path / "d/data").iterdir()) == [
-        "train-00000-of-00001.parquet", "validation-00000-of-00001.parquet",
-    ]  # fmt: skip
+    ajet("export", source, "-o", str(tmp_path / f"b.{suffix}"))
+    ajet("split", str(tmp_path / f"b.{suffix}"), "-o", str(tmp_path / "p"), "--fractions", "0.4")
+    names = [f"{side}.{suffix.removesuffix('.gz')}" for side in ("train", "validation")]
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == names
 
 
 @pytest.mark.parametrize(
@@ -209,7 +202,6 @@ def test_formats_and_a_directory(tmp_path: Path) -> None:
         (["--fractions", "a=0.5,a=0.5"], "each side once"),
         (["--fractions", "../a=0.5,b=0.5"], "each side once"),
         (["--by", "metadata.nothing"], "a.jsonl line 1 has no metadata.nothing"),
-        (["--format", "xlsx"], "'xlsx'"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: list[str], said: str) -> None:

@@ -12,12 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.curation.stats import Lengths, gather
-from ajet_tools.dataset.files.blocks import Block, Row, blocks_of
+from ajet_tools.dataset.curation.stats import Lengths, Stats
+from ajet_tools.dataset.curation.validate import validate
+from tests.tools.dataset.written import write_rows
 
 
-def rows(*values: dict[str, Any]) -> list[Block]:
-    return list(blocks_of((Row(f"rows line {i}", row) for i, row in enumerate(values, 1)), "rows"))
+def stats_of(path: Path, *values: dict[str, Any]) -> Stats:
+    write_rows(path / "rows.jsonl", values)
+    return validate({"rows": str(path / "rows.jsonl")}).stats["rows"]
 
 
 def test_lengths_are_those_of_the_sorted_list() -> None:
@@ -32,24 +34,15 @@ def test_lengths_are_those_of_the_sorted_list() -> None:
         assert lengths.quantile(share) == known[round(share * 5000) - 1]
 
 
-def test_what_is_counted_of_rows() -> None:
-    found = gather(
-        rows(
-            {
-                "main_query": "What is it?",
-                "metadata": {"answer": "a", "level": 1},
-                "provenance": {"source": "expand"},
-            },
-            {"main_query": "what  IS it?", "metadata": {"answer": 22, "level": 2}},
-            {"main_query": " ", "metadata": {"level": None}},
-            {
-                "messages": [
-                    {"role": "user", "content": "Wie viele?"},
-                    {"role": "assistant", "content": "drei"},
-                ]
-            },
-        ),
-        by="metadata.level",
+def test_what_is_counted_of_rows(tmp_path: Path) -> None:
+    answered = {"answer": "a", "level": 1}
+    talk = [{"role": "user", "content": "Wie viele?"}, {"role": "assistant", "content": "drei"}]
+    found = stats_of(
+        tmp_path,
+        {"main_query": "What is it?", "metadata": answered, "provenance": {"source": "expand"}},
+        {"main_query": "what  IS it?", "metadata": {"answer": 22, "level": 2}},
+        {"main_query": " ", "metadata": {"level": None}},
+        {"messages": talk},
     ).as_json()
     assert (found["rows"], found["distinct"], found["duplicates"], found["empty"]) == (4, 3, 1, 1)
     assert found["answered"] == 3
@@ -58,19 +51,14 @@ def test_what_is_counted_of_rows() -> None:
     level = found["fields"]["metadata.level"]
     assert (level["present"], level["kinds"]) == (2, {"integer": 2, "null": 1})
     assert found["fields"]["metadata.answer"]["kinds"] == {"integer": 1, "text": 1}
-    assert {name: group["rows"] for name, group in found["by"]["metadata.level"].items()} == {
-        "1": 1,
-        "2": 1,
-        "null": 2,
-    }
 
 
 def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ajet_tools.dataset.curation.stats._MOST_VALUES", 1000)
     some = ({"main_query": f"q{i}", "metadata": {f"k{i}": i, "n": i % 2000}} for i in range(3000))
-    found = gather(rows(*some))
+    found = stats_of(tmp_path, *some)
     assert len(found.fields) == 500
     values = found.fields["metadata.n"].as_json()
     assert values["distinct"] == ">1000"
@@ -79,41 +67,27 @@ def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept(
 
 
 @pytest.mark.slow
-def test_all_but_the_forms_of_many_rows_is_exact() -> None:
+def test_all_but_the_forms_of_many_rows_is_exact(tmp_path: Path) -> None:
     values = [
         {"main_query": f"Question {i % 25_000}?", "source": f"d{i % 900}", "rare": i}
         for i in range(30_000)
     ]
-    sampled = gather(rows(*values), exact=False, by="source")
-    assert sampled.fields["source"].values['"d15"'] == 34
-    assert sampled.looked_at == sampled.diversity.rows < 11_000
-    found = sampled.as_json()
-    every = gather(rows(*values), by="source").as_json()
-    for name in every.keys() - {"looked_at", "diversity"}:
-        assert found[name] == every[name], name
-    few = gather(rows(*values[:5000]), exact=False)
-    assert few.as_json() == gather(rows(*values[:5000])).as_json()
+    found = stats_of(tmp_path, *values)
+    assert (found.rows, found.distinct, found.chars.total()) == (30_000, 25_000, 30_000)
+    assert found.fields["source"].values['"d15"'] == 34
+    assert found.forms.diversity().rows == found.as_json()["looked_at"] == 10_000 + 199
 
 
 @pytest.mark.slow
-def test_the_command_estimates_above_ten_thousand_rows_and_says_so(tmp_path: Path) -> None:
-    def stats_of(count: int, *options: str) -> tuple[str, dict[str, Any]]:
-        file = tmp_path / "a.jsonl"
-        file.write_text(
-            "".join(f'{{"main_query": "Question {n}?", "level": {n % 2}}}\n' for n in range(count))
-        )
+def test_the_command_says_of_how_many_rows_the_forms_are(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    for count, looked_at in ((10_000, 10_000), (15_000, 10_050)):
+        write_rows(file, ({"main_query": f"Question {n}?", "level": n % 2} for n in range(count)))
         shown, found = (
-            CliRunner().invoke(app, ["dataset", "check", str(file), *options, *more])
+            CliRunner().invoke(app, ["dataset", "check", str(file), *more])
             for more in ([], ["--json"])
         )
         assert shown.exit_code == found.exit_code == 0, shown.output + found.output
         stats = json.loads(found.stdout)["stats"][str(file)]
-        return " ".join(shown.output.split()), stats  # a terminal of 80 columns wraps
-
-    note = "the forms are those of 10,050 rows (--exact: all)"
-    text, found = stats_of(15_000)
-    assert note in text and (found["rows"], found["looked_at"]) == (15_000, 10_050)
-    for count, options in ((10_000, []), (15_000, ["--exact"])):
-        text, found = stats_of(count, *options)
-        assert "the forms are those" not in text and found["rows"] == found["looked_at"] == count
-        assert found["fields"]["level"]["present"] == count
+        assert (stats["rows"], stats["looked_at"]) == (count, looked_at)
+        assert ("the forms are those of 10,050 rows" in shown.output) == (looked_at < count)

@@ -59,7 +59,7 @@ def write(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
 
 
 def values(path: str | Path, **options: Any) -> list[dict[str, Any]]:
-    return [row.values for row in read(path, **options)]
+    return [row.values for row in Rows(path, **options)]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet", "rows"])

@@ -40,7 +40,7 @@ def ajet(*arguments: str, code: int = 0) -> str:
         ("filter", "typed.parquet", "chars>10"),
         ("filter", "typed.parquet", "metadata.level>=3"),
         ("dedup", "typed.parquet"),
-        ("dedup", "typed.parquet", "--ignore-numbers", "--keep", "last"),
+        ("dedup", "typed.parquet", "--keep", "last"),
         ("dedup", "typed.parquet", "--against", "eval.jsonl"),
         ("export", "typed.parquet"),
     ],
@@ -79,8 +79,6 @@ def test_both_sides_of_a_split_have_the_types(source: Path) -> None:
         "typed.parquet",
         "--fractions",
         "train=0.6,validation=0.4,test=0",
-        "--format",
-        "parquet",
         "-o",
         "data",
     )
@@ -89,7 +87,8 @@ def test_both_sides_of_a_split_have_the_types(source: Path) -> None:
         for name in ("train", "validation", "test")
     ]
     assert sum(sizes) == ROWS and sizes[2] == 0
-    ajet("split", "typed.parquet", "--fractions", "0.4", "--format", "directory", "-o", "hub")
+    ajet("split", "typed.parquet", "--fractions", "0.4", "-o", "two")
+    ajet("export", "two", "-o", "hub")
     for file in Path("hub/data").iterdir():
         check_kept(source, file, more=("provenance",))
 
@@ -136,7 +135,7 @@ def test_forms_of_other_libraries_keep_the_types_of_the_columns_beside(source: P
     "arguments",
     [
         ("filter", "typed.parquet", "chars>5", "-o", "out.jsonl"),
-        ("split", "typed.parquet", "-o", "data"),
+        ("export", "typed.parquet", "-o", "out.jsonl"),
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.questions import Reading
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Task
 from ajet_tools.dataset.curation.facts import facts_of
@@ -37,7 +38,7 @@ def task(query: str, answer: Any = "1", **more: Any) -> dict[str, Any]:
 def test_sound_files_have_no_problem(tmp_path: Path) -> None:
     train = written(tmp_path / "train.jsonl", task("a", "1"), task("b", "2"))
     val = written(tmp_path / "val.jsonl", task("c", "3"))
-    report = validate({"train": train, "val": val}, near=0.8)
+    report = validate({"train": train, "val": val})
     assert report.rows == {"train": 2, "val": 1}
     assert (report.errors, report.warnings, report.problems) == (0, 0, [])
 
@@ -117,23 +118,6 @@ def test_a_task_in_two_files_leaks_whatever_its_answer_and_spelling(tmp_path: Pa
     report = validate({"train": train, "val": val})
     assert found(report, "leakage") == [("val.jsonl line 2", "asks the same as train.jsonl line 1")]
     assert report.counts.keys() == {"leakage"}
-
-
-def test_almost_the_same_question_leaks_where_that_is_asked_for(tmp_path: Path) -> None:
-    question = (
-        "A train leaves the station with twelve wagons full of apples and loses {} of them before"
-        " noon. {}"
-    )
-    train = written(
-        tmp_path / "train.jsonl", task(question.format("some", "How many arrive?")), task("b")
-    )
-    val = written(tmp_path / "val.jsonl", task(question.format("some", "How many arrived?")))
-    assert validate({"train": train, "val": val}).errors == 0
-    report = validate({"train": train, "val": val}, near=0.8)
-    ((where, message),) = found(report, "near leakage")
-    assert where == "val.jsonl line 1" and message.endswith(
-        "similar to train.jsonl line 1 of train"
-    )
 
 
 def test_messages_before_a_question_make_it_another(tmp_path: Path) -> None:
@@ -220,7 +204,7 @@ ROWS = st.fixed_dictionaries(
 @given(ROWS)
 def test_a_row_is_a_task_where_a_run_would_take_it(values: dict[str, Any]) -> None:
     row = Row("f line 1", values)
-    facts = facts_of(row)
+    facts = facts_of(row, Reading(values))
     try:
         task = to_task(row, {})
         asks = bool(task.main_query.strip() or task.init_messages or task.env_type)
@@ -260,3 +244,19 @@ def test_a_missing_answer_is_found_under_every_name(tmp_path: Path, name: str) -
     path = written(tmp_path / "f.jsonl", *rows, {"main_query": "q 3", "metadata": {"level": 1}})
     [(where, message)] = found(validate({"f": path}), "answer")
     assert where == "f" and f"metadata.{name}" in message and "f.jsonl line 4" in message
+
+
+def test_what_a_row_asks_and_answers_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Reading] = []
+    begin = Reading.__init__
+
+    def counted(self: Reading, values: dict[str, Any]) -> None:
+        read.append(self)
+        begin(self, values)
+
+    monkeypatch.setattr(Reading, "__init__", counted)
+    path = written(tmp_path / "f.jsonl", *(task(f"q {n}", str(n)) for n in range(50)))
+    assert validate({"f": path}).rows == {"f": 50}
+    assert len(read) == 50
