@@ -173,8 +173,7 @@ def _listener(
         listener.close()
         raise ConfigError(
             f"other machines can connect to {host or 'an empty host'}, and whoever does would be"
-            f" answered: give a key (export {variable}=…, or name another variable by"
-            " --api-key-env), or listen on 127.0.0.1"
+            f" answered: give a key (export {variable}=…), or listen on 127.0.0.1"
         )
     return listener
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 Reflect = Callable[[str], str]
 """A model that replies to a text."""
+_MINIBATCH = 4
+"""Episodes from which the reflecting model learns at a time."""
 _LONGEST = 4000
 """Maximum characters of a conversation shown to the reflecting model."""
 
@@ -226,11 +228,8 @@ def tune(
     *,
     names: Sequence[str] = (),
     budget: int = 200,
-    k: int = 1,
-    minibatch: int = 4,
 ) -> Tuned:
-    """Searches with about `budget` episodes, then compares on the validation tasks, with `k`
-    attempts each.
+    """Searches with about `budget` episodes, then compares on the validation tasks.
 
     Half of the training tasks are for learning, the other half choose among the candidates. Raises
     ConfigError for too few tasks or a missing prompt, TrainingError if an episode has no reward.
@@ -256,18 +255,18 @@ def tune(
         valset=tasks[len(tasks) // 2 :],
         adapter=evaluation,
         reflection_lm=_traced(reflect, config.directory),
-        reflection_minibatch_size=minibatch,
+        reflection_minibatch_size=_MINIBATCH,
         max_metric_calls=budget,
         seed=config.trainer_common.seed,
         logger=SimpleNamespace(log=lambda message: log.debug("%s", message)),
     )
     best = dict(result.best_candidate)
     spent = evaluation.episodes
-    before = evaluation.means(sets.val, prompts.texts, k)
+    before = evaluation.rewards(sets.val, prompts.texts)
     if best == dict(prompts.texts):
         after = before
     else:
-        after = evaluation.means(sets.val, best, k)
+        after = evaluation.rewards(sets.val, best)
     gain = paired(
         [b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed
     )
@@ -321,11 +320,7 @@ class _Evaluation:
             return gepa.EvaluationBatch(
                 outputs=refused, scores=scores, trajectories=refused, num_metric_calls=0
             )
-        episodes = [
-            episode_of_task
-            for of_task in self._run(batch, candidate, 1)
-            for episode_of_task in of_task
-        ]
+        episodes = self._run(batch, candidate)
         scores = [self._value(episode) for episode in episodes]
         trajectories = episodes if capture_traces else None
         return gepa.EvaluationBatch(
@@ -346,19 +341,15 @@ class _Evaluation:
             for name, names in required.items()
         }
 
-    def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
-        return [
-            fmean([self._value(episode) for episode in of_task])
-            for of_task in self._run(tasks, texts, k)
-        ]
+    def rewards(self, tasks: Sequence[Task], texts: Mapping[str, str]) -> list[float]:
+        return [self._value(episode) for episode in self._run(tasks, texts)]
 
-    def _run(
-        self, tasks: Sequence[Task], texts: Mapping[str, str], k: int
-    ) -> list[tuple[Episode, ...]]:
+    def _run(self, tasks: Sequence[Task], texts: Mapping[str, str]) -> list[Episode]:
+        """Runs one attempt per task."""
         with self.prompts.trying(texts):
-            report = sdk.run(self.config, workflow=self.agent, tasks=list(tasks), k=k)
-        self.episodes += len(tasks) * k
-        return [score.episodes for score in report.tasks]
+            report = sdk.run(self.config, workflow=self.agent, tasks=list(tasks))
+        self.episodes += len(tasks)
+        return [score.episodes[0] for score in report.tasks]
 
     def _value(self, episode: Episode) -> float:
         reward = counted_reward(episode, self.config.rollout.failure_reward)

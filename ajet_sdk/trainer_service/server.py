@@ -34,7 +34,6 @@ def serve_trainer(
     state: Path,
     name: str | None = None,
     api_key: str | None = None,
-    key_variable: str = "AJET_TRAINER_KEY",
     max_model_len: int | None = None,
     deterministic: bool = False,
 ) -> None:
@@ -53,8 +52,8 @@ def serve_trainer(
     """
     if api_key and not api_key.startswith(_PREFIX):
         raise ConfigError(
-            f"{key_variable}: the Tinker SDK sends only keys that begin with {_PREFIX}; for"
-            f" example: export {key_variable}={_PREFIX}$(openssl rand -hex 16)"
+            f"AJET_TRAINER_KEY: the Tinker SDK sends only keys that begin with {_PREFIX}; for"
+            f" example: export AJET_TRAINER_KEY={_PREFIX}$(openssl rand -hex 16)"
         )
     source = str(
         with_fetched_model(load_config(values={"ajet": {"model": {"path": model}}})).model.path
@@ -133,5 +132,5 @@ def _listener(host: str, port: int) -> socket.socket:
         f"other machines can connect to {host or 'an empty host'}, and could read and train what is"
         " yours: listen on 127.0.0.1 and reach it through an SSH tunnel (on the client: ssh -N -L"
         " 8900:127.0.0.1:8900 USER@SERVER), or through a reverse proxy with TLS, and give a key"
-        " (--key-env)"
+        " (AJET_TRAINER_KEY)"
     )

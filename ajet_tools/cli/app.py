@@ -262,10 +262,9 @@ def _log_shown() -> Iterator[None]:
 def _print_message(kind: str, message: str) -> None:
     _flush_stdout()
     message = public(message)
+    cut = ""
     if len(message) > _LONGEST:
         cut = f" … ({len(message) - _LONGEST:,} more characters)"
-    else:
-        cut = ""
     echo(f"{style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
 
 

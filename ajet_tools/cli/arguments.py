@@ -41,11 +41,11 @@ Tasks = Annotated[
     str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet, or a Hugging Face name.")
 ]
 HeldOutTasks = Annotated[str | None, Option(help="Held-out tasks, for validation: a .jsonl file.")]
+Host = Annotated[str, Option(help="Address to listen on.")]
+Port = Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")]
+Resume = Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")]
 MostTasks = Annotated[
     int | None, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
-]
-WithLogview = Annotated[
-    bool, Option("--with-logview", help="Serve the viewer at a printed URL during the run.")
 ]
 
 
@@ -127,6 +127,7 @@ class JobOptions:
         for path, value in settings.items():
             if value is not None:
                 _put(document["ajet"], path, value)
+        # the model of the config file, in place of which another is named
         for path in cleared:
             _put(document["ajet"], path, None)
         config = load_config(self.conf, overrides, document, beside=beside)
@@ -179,6 +180,7 @@ def _task_keys(tasks: str | None, val_tasks: str | None) -> dict[str, object]:
             return {}
         return {f"{_FILES}.validation.file_path": _absolute(val_tasks)}
     path = Path(tasks)
+    # a name of the hub has one slash, and no suffix of a file
     of_hub = not path.exists() and path.suffix not in (".jsonl", ".json") and tasks.count("/") == 1
     if of_hub or path.is_dir() or path.suffix == ".parquet":
         return {

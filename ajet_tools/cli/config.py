@@ -213,12 +213,11 @@ def _describe(model: type[BaseModel], prefix: str) -> Iterator[dict[str, str]]:
 
 def _limits(metadata: list[object]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [
-        f"{sign} {getattr(item, name):g}"
-        for item in metadata
-        for name, sign in signs.items()
-        if hasattr(item, name)
-    ]
+    bounds: list[str] = []
+    for item in metadata:
+        for name, sign in signs.items():
+            if hasattr(item, name):
+                bounds.append(f"{sign} {getattr(item, name):g}")
     return " and ".join(bounds)
 
 
@@ -276,9 +275,6 @@ def check(
             help="Config files with the top-level key `ajet:`, and overrides.",
         ),
     ] = None,
-    conf: Annotated[
-        list[Path] | None, Option("--conf", "-c", help="A config file; repeatable.")
-    ] = None,
 ) -> CheckedResult:
     """Check config files: keys and values (schema), workflow and judge (imports), and what a run
     needs (resources).
@@ -291,7 +287,7 @@ def check(
     ajet config check *.yaml ajet.backbone=debug
     """
     args = arguments or []
-    files = [*(conf or []), *(Path(text) for text in args if not _is_override(text))]
+    files = [Path(text) for text in args if not _is_override(text)]
     if not files:
         raise ConfigError("name a config file to check: ajet config check FILE")
     changes = [text for text in args if _is_override(text)]

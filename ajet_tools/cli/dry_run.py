@@ -81,10 +81,9 @@ def plan_of(config: Config) -> Plan:
         made = 0
     else:
         made = steps * config.data.train_batch_size * config.rollout.num_repeat
+    passes = 0
     if config.backbone == "tinker":
         passes = import_module(_TRAINER).forward_passes(config, steps)
-    else:
-        passes = 0
     return Plan(steps, made, each * validations_left(config, 0, steps), passes)
 
 
@@ -135,10 +134,9 @@ def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[s
     )
     tokens = plan.tokens(mean)
     counts = ", ".join(f"{tokens[name] / 1e6:,.2f}M {verb}" for name, verb in _VERBS.items())
+    rows_trained = ""
     if stored:
         rows_trained = "; tokens of the rows that are trained on are not counted"
-    else:
-        rows_trained = ""
     yield f"tokens, at most: {counts} (no prefix cached, signal in every group){rows_trained}"
     if config.backbone == "tinker":
         prices = config.tinker.prices

@@ -17,6 +17,7 @@ from ajet_sdk.environments.hosted import KINDS
 from ajet_sdk.environments.instances import InstanceLimits
 from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.arguments import Host, Port
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -35,10 +36,8 @@ def env() -> None:
 def serve(
     target: Annotated[str, Argument()],
     name: str | None = None,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
-    ] = 8080,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
     arg: Annotated[list[str] | None, Option(metavar="KEY=VALUE")] = None,
     split: Annotated[list[str] | None, Option(metavar="NAME=IDS")] = None,
     actions: str = "",
@@ -49,11 +48,12 @@ def serve(
     timeout: Annotated[
         float, Option(min=0.1, help="Time limit of a request, in seconds.")
     ] = InstanceLimits.timeout,
-    idle: Annotated[float, Option(min=1)] = InstanceLimits.idle,
     memory: Annotated[str | None, Option(metavar="SIZE")] = None,
-    api_key_env: str = "AJET_ENV_KEY",
 ) -> None:
     """Host an environment, each instance in a process of its own, until Ctrl-C.
+
+    Jobs must send the key of AJET_ENV_KEY, if it is set; it is required if other machines can
+    connect. An instance without a request for half an hour is stopped.
 
     Args:
         target: What to host: FILE.py:NAME, package.module:NAME (a class, or a function that maps a task id to an
@@ -64,9 +64,7 @@ def serve(
             line. Repeatable.
         actions: Names of a gymnasium environment's actions, from 0, separated by commas.
         python: Python interpreter for the environment's processes, with its packages installed; ajet need not be.
-        idle: Seconds without a request after which an instance is stopped.
         memory: Memory limit per instance, such as 2G. Linux only.
-        api_key_env: Environment variable with the key that jobs must send; required if other machines can connect.
 
     \b
     ajet env serve lake_env.py:Lake
@@ -80,8 +78,7 @@ def serve(
         splits=dict(_split(item) for item in split or ()),
         actions=[item.strip() for item in actions.split(",") if item.strip()],
     )
-    limits = InstanceLimits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
-    key = os.environ.get(api_key_env)
+    limits = InstanceLimits(instances=instances, timeout=timeout, memory=_bytes(memory))
     sdk.serve_environment(
         spec,
         host,
@@ -89,7 +86,7 @@ def serve(
         name=name or _name_of(target),
         limits=limits,
         python=python or sys.executable,
-        api_key=key,
+        api_key=os.environ.get("AJET_ENV_KEY"),
     )
 
 

@@ -79,10 +79,9 @@ def read_agent(source: str) -> Agent:
     except OSError as error:
         raise ConfigError(f"--from: cannot read {place}: {error.strerror or error}") from error
     except (SyntaxError, ValueError) as error:
+        line = ""
         if isinstance(error, SyntaxError) and error.lineno:
             line = f" line {error.lineno}"
-        else:
-            line = ""
         raise ConfigError(f"--from: {place}{line} is not Python: {error}") from error
     functions = {
         node.name: node
@@ -142,18 +141,15 @@ def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) 
     return [name for name in functions if name in with_input - inner]
 
 
-def job_files(
-    agent: Agent, tasks: Path | None, trace: Path | None, *, folder: Path, model: str | None = None
-) -> dict[str, str]:
+def job_files(agent: Agent, tasks: Path | None, *, folder: Path) -> dict[str, str]:
     """Returns the files of a job in a folder: agent and judge, training and validation tasks,
     config.
 
-    `model`: a path or name for the config; None: the largest known one that trains here in
-    reasonable time.
+    The model is the largest known one that trains here in reasonable time.
 
     Raises ConfigError for too few tasks, or a task that lacks one of the agent's parameters.
     """
-    rows = list(_distinct_rows(agent, tasks, trace))
+    rows = list(_distinct_rows(agent, tasks))
     if len(rows) < 2:
         raise ConfigError(
             "at least two different tasks are needed: one to train on and one to validate on"
@@ -164,21 +160,31 @@ def job_files(
     columns = set.intersection(*(set(row) for row in rows)) - {*agent.parameters}
     answer = next((name for name in (*ANSWERS, *REPLIES) if name in columns), None)
     answers = [] if answer is None else [row[answer] for row in rows]
+    model = fitting_model()
+    about = f"{model.parameters}M parameters, {model.licence}, {model.megabytes:,} MB"
     return {
         "job.py": _program(agent, folder, answer, answers),
         "tasks.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in train),
         "val.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out),
         "config.yaml": _CONFIG.format(
-            workflow=agent.name, model=_model_line(model), batch=min(8, len(train)),
+            workflow=agent.name,
+            model=f"{model.name}   # {about}; `ajet model list` has others",
+            batch=min(8, len(train)),
         ),
-    }  # fmt: skip
+    }
 
 
-def _distinct_rows(
-    agent: Agent, tasks: Path | None, trace: Path | None
-) -> Iterator[dict[str, object]]:
+def _distinct_rows(agent: Agent, tasks: Path | None) -> Iterator[dict[str, object]]:
+    if tasks is None:
+        raise ConfigError(
+            "give some tasks: --tasks FILE.jsonl (a few examples), or --tasks TRACE (recorded calls)"
+        )
     seen: set[str] = set()
-    for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
+    if tasks.is_dir() or tasks.suffix == ".duckdb":
+        rows = _traced(agent, tasks)
+    else:
+        rows = ((row.where, row.values) for row in read(tasks))
+    for place, row in rows:
         missing = [name for name in agent.parameters if name not in row]
         if missing:
             raise ConfigError(
@@ -191,14 +197,6 @@ def _distinct_rows(
         if key not in seen:
             seen.add(key)
             yield row
-
-
-def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, object]]]:
-    if tasks is None:
-        raise ConfigError(
-            "give some tasks: --tasks FILE.jsonl (a few examples), or --trace FILE (recorded calls)"
-        )
-    yield from ((row.where, row.values) for row in read(tasks))
 
 
 def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]]:
@@ -215,15 +213,6 @@ def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]
             ):
                 row[agent.parameters[0]] = row["main_query"]
             yield str(trace), row
-
-
-def _model_line(name: str | None) -> str:
-    """The value of `model.path`, with a comment on a model that was chosen."""
-    if name is not None:
-        return json.dumps(name)
-    model = fitting_model()
-    about = f"{model.parameters}M parameters, {model.licence}, {model.megabytes:,} MB"
-    return f"{model.name}   # {about}; `ajet model list` has others"
 
 
 def fitting_model() -> NamedModel:

@@ -27,7 +27,7 @@ from ajet_sdk.judges.rubric import Built, RubricJudge
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes
-from ajet_tools.cli.arguments import JUDGE_HELP
+from ajet_tools.cli.arguments import JUDGE_HELP, Conf
 from ajet_tools.cli.options import expand_options
 from ajet_tools.cli.result import Result
 from ajet_tools.text.tables import table
@@ -35,6 +35,14 @@ from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.queries.base import rows
 
 _MOST_SHOWN = 20
+_AT_ONCE = 8
+"""Concurrent judgements."""
+LabelSource = Literal["score", "feedback", "reward"]
+_SOURCES: dict[LabelSource, str] = {
+    "score": "",
+    "feedback": ", by the scores of people",
+    "reward": ", by the recorded rewards",
+}
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
@@ -51,6 +59,7 @@ def judge() -> None:
 @dataclass(frozen=True)
 class EvaluationResult(Result):
     judge: str
+    labels: LabelSource
     evaluation: Evaluation
     built: Built | None = None
     """The rubric, if the judge made one."""
@@ -60,13 +69,13 @@ class EvaluationResult(Result):
         return int(all(score is None for _, _, score in self.evaluation.scores))
 
     def document(self) -> object:
-        document = {"judge": self.judge, **asdict(self.evaluation)}
+        document = {"judge": self.judge, "labels": self.labels, **asdict(self.evaluation)}
         if self.built is None:
             return document
         return {**document, "rubric": asdict(self.built)}
 
     def show(self, out: Console) -> None:
-        _print(self.judge, self.evaluation, out)
+        _print(self.judge, self.labels, self.evaluation, out)
         if self.built is not None:
             out.print(f"\nRubric:\n{self.built.rubric}\n{_tried(self.built)}", soft_wrap=True)
 
@@ -98,52 +107,38 @@ def evaluate_judge(
     labels: Annotated[
         Path, Option(metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")
     ],
-    by: Annotated[
-        Literal["feedback", "reward"], Option(help="For a trace: label of an episode.")
-    ] = "feedback",
-    conf: Annotated[
-        Path | None, Option("--conf", "-c", help="Config file: default of the judge, and model.")
-    ] = None,
+    conf: Conf = None,
     repeats: Annotated[
         int, Option(min=1, help="Verdicts per output, to measure their variance.")
     ] = 3,
-    limit: Annotated[
-        int | None, Option("--limit", "-n", min=1, help="Maximum number of outputs.")
-    ] = None,
-    concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
 ) -> EvaluationResult:
     """Compare a judge with labels: agreement, variance, the effects of order and length, cost.
 
     A row of the labels has a query, an output (or response, final_answer, answer) and a score (or
     label); what else it has is the task's metadata. Of a trace, the mean of the scores that people
-    gave an episode is its label. Agreement is the share of pairs with different labels that the
-    judge puts in their order: 0.5 is chance. Intervals are 95 %, by bootstrap over the outputs.
-    Exit code 1 where no verdict could be had.
+    gave an episode is its label; without any such score, the recorded reward is. Agreement is the
+    share of pairs with different labels that the judge puts in their order: 0.5 is chance.
+    Intervals are 95 %, by bootstrap over the outputs. Exit code 1 where no verdict could be had.
 
     \b
     ajet judge eval llm:rubric.yaml --labels scored.jsonl
     ajet judge eval agent.py:polite --labels launcher_record/shop --json
     ajet judge eval --conf job.yaml --labels scored.jsonl
     """
-    labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[
-        :limit
-    ]
+    source: LabelSource = "score"
+    if labels.suffix in (".jsonl", ".json"):
+        labelled = _rows(labels)
+    else:
+        source, labelled = _episodes(labels)
     config = load_config(conf) if conf is not None else Config()
     with placeholder_keys():
-        if name is None:
-            chosen = load_judge(config)
-        else:
-            chosen = named_judge(name, config)
-    if chosen is None:
-        raise ConfigError(
-            "no judge given: name it as the argument, or pass a --conf with a task_judge"
-        )
+        chosen = _judge(name, config)
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats) as bar:
-        work = evaluate(chosen, labelled, repeats=repeats, parallel=concurrency, done=bar.advance)
+        work = evaluate(chosen, labelled, repeats=repeats, parallel=_AT_ONCE, done=bar.advance)
         result = asyncio.run(work)
     built = chosen.built if isinstance(chosen, RubricJudge) else None
-    return EvaluationResult(name, result, built)
+    return EvaluationResult(name, source, result, built)
 
 
 @app.command("attack")
@@ -165,10 +160,9 @@ def attack_target(
     limit: Annotated[
         int, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
     ] = 2,
-    conf: Annotated[Path | None, Option("--conf", "-c")] = None,
+    conf: Conf = None,
     threshold: float | None = None,
     own_model: Annotated[bool, Option("--own-model")] = False,
-    concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
 ) -> AttackResult:
     """Give a judge or an environment outputs that cheat, and list those that earn a reward.
 
@@ -183,7 +177,6 @@ def attack_target(
 
     Args:
         tasks: Tasks to cheat on. Default: two that come with ajet.
-        conf: A config file: its judge if none is named, its model.
         threshold: A reward above this counts. Default: the judge's min_score, else 0.
         own_model: Ask the model of an LLM judge itself, in place of one that quotes answers.
 
@@ -207,22 +200,14 @@ def attack_target(
                     environment,
                     limit,
                     threshold=threshold or 0.0,
-                    parallel=concurrency,
+                    parallel=_AT_ONCE,
                     done=bar.advance,
                 )
             )
         else:
-            if name is None:
-                judge = load_judge(config)
-            else:
-                judge = named_judge(name, config)
-            if judge is None:
-                raise ConfigError(
-                    "no judge given: name it as the argument, or pass a --conf with a task_judge"
-                )
-            if tasks is None:
-                seen = []
-            else:
+            judge = _judge(name, config)
+            seen = []
+            if tasks is not None:
                 seen = list(load_tasks(config, tasks).train)
             work = attack_judge(
                 judge,
@@ -230,12 +215,21 @@ def attack_target(
                 seen=seen,
                 threshold=threshold,
                 own_model=own_model,
-                parallel=concurrency,
+                parallel=_AT_ONCE,
                 done=bar.advance,
             )
             result = asyncio.run(work)
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     return AttackResult(name, result)
+
+
+def _judge(name: str | None, config: Config) -> object:
+    judge = load_judge(config) if name is None else named_judge(name, config)
+    if judge is None:
+        raise ConfigError(
+            "no judge given: name it as the argument, or pass a --conf with a task_judge"
+        )
+    return judge
 
 
 def _environment(name: str | None) -> Spec | None:
@@ -248,9 +242,8 @@ def _environment(name: str | None) -> Spec | None:
 
 
 def _print_attack(name: str, result: Attack, out: Console) -> None:
-    total, earned = (
-        Counter(cheat.kind for cheat in outcomes) for outcomes in (result.outcomes, result.earned)
-    )
+    total = Counter(cheat.kind for cheat in result.outcomes)
+    earned = Counter(cheat.kind for cheat in result.earned)
     without = Counter(cheat.kind for cheat in result.outcomes if cheat.reward is None)
     out.print(
         f"{name}: {len(result.outcomes)} cheats, {len(result.earned)} earned a reward",
@@ -278,9 +271,8 @@ def _tried(built: Built) -> str:
     if built.agreement is None or built.interval is None:
         return f"Tried on {built.held_out} examples, which do not show its agreement"
     low, high = built.interval
-    if built.plain is None:
-        plain = ""
-    else:
+    plain = ""
+    if built.plain is not None:
         plain = f"; without a rubric {built.plain:.2f}"
     return (
         f"Agreement on {built.held_out} held-out examples: {built.agreement:.2f} [{low:.2f},"
@@ -298,40 +290,30 @@ def _rows(path: Path) -> list[Labelled]:
         raise ConfigError(f"--labels: cannot read {path} as JSON lines: {error}") from None
 
 
-def _episodes(path: Path, by: str) -> list[Labelled]:
+def _episodes(path: Path) -> tuple[LabelSource, list[Labelled]]:
+    """The episodes of a trace with people's scores, or without any the rewards, as labels."""
     reader, _ = open_located(path)
+    labelled: list[Labelled] = []
     with reader:
-        if by == "reward":
-            rewarded = [
-                (episode, episode.reward)
-                for episode in episodes(reader)
-                if episode.status == "succeeded"
-            ]
-            return [
-                Labelled(episode.model_copy(update={"rewards": ()}), label)
-                for episode, label in rewarded
-                if label is not None
-            ]
         sql = (
             "SELECT episode_id, avg(score) AS score FROM feedback WHERE score IS NOT NULL GROUP BY"
             " episode_id"
         )
         scores = {row["episode_id"]: float(row["score"]) for row in rows(reader, sql)}
-        if not scores:
-            raise ConfigError(
-                f"--labels: no episode of {path} has feedback with a score; to use recorded"
-                " rewards, pass --by reward"
-            )
-        scored = episodes(reader, episode_ids=list(scores))
-        return [
-            Labelled(episode.model_copy(update={"rewards": ()}), scores[episode.episode_id])
-            for episode in scored
-        ]
+        for episode in episodes(reader, episode_ids=list(scores) or None):
+            if scores:
+                label = scores[episode.episode_id]
+            elif episode.status != "succeeded" or episode.reward is None:
+                continue
+            else:
+                label = episode.reward
+            labelled.append(Labelled(episode.model_copy(update={"rewards": ()}), label))
+    return ("feedback" if scores else "reward"), labelled
 
 
-def _print(name: str, result: Evaluation, out: Console) -> None:
+def _print(name: str, labels: LabelSource, result: Evaluation, out: Console) -> None:
     lines = [line for line in _lines(result) if line[1] is not None]
-    out.print(f"{name}: {result.count} labelled outputs")
+    out.print(f"{name}: {result.count} labelled outputs{_SOURCES[labels]}")
     out.print(
         table(
             [dict(zip(("measure", "value", "meaning"), line, strict=True)) for line in lines],
@@ -354,14 +336,12 @@ def _lines(result: Evaluation) -> list[tuple[str, str | None, str]]:
         return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
     build_cost = result.building
-    if build_cost is None:
-        building = None
-    else:
+    building = None
+    if build_cost is not None:
         building = f"{build_cost.calls} calls, {build_cost.tokens:,} tokens"
     verdicts = f"{result.calls:.3g} calls, {result.tokens:.4g} tokens"
-    if result.cost is None:
-        money = ""
-    else:
+    money = ""
+    if result.cost is not None:
         money = f", {result.cost:.3g} in money"
     return [
         (

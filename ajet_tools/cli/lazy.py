@@ -44,9 +44,9 @@ class LazyGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _lay_out(self)
-        self.modules = {
-            name: module for commands in self.panels.values() for name, module in commands.items()
-        }
+        self.modules: dict[str, str] = {}
+        for commands in self.panels.values():
+            self.modules |= commands
         self.commands: Any = _Commands(self.package, self.modules)
 
     def get_params(self, ctx: Context) -> list[Parameter]:

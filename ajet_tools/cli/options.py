@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-IncludeValidation = Annotated[
-    bool,
-    Option(
-        "--include-validation", help="Also use validation tasks and tasks that nearly repeat one."
-    ),
-]
 
 
 def pick(source: object, *names: str) -> dict[str, object]:
@@ -59,16 +53,13 @@ def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]
 
     @functools.wraps(command)
     def called(**values: object) -> None:
+        as_json = False
         if returns_result:
             as_json = bool(values.pop("as_json"))
-        else:
-            as_json = False
-        grouped = {
-            name: group(
-                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
-            )
-            for name, group in groups.items()
-        }
+        grouped: dict[str, object] = {}
+        for name, group in groups.items():
+            fields = {field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            grouped[name] = group(**fields)
         result = command(**values, **grouped)
         if isinstance(result, Result):
             print_result(result, as_json=as_json)
@@ -93,11 +84,9 @@ def _is_result(annotation: object) -> bool:
 
 
 def _parameters(group: type[DataclassInstance]) -> list[inspect.Parameter]:
-    hints = {
-        k: v
-        for base in reversed(group.__mro__)
-        for k, v in inspect.get_annotations(base, eval_str=True).items()
-    }
+    hints: dict[str, object] = {}
+    for base in reversed(group.__mro__):
+        hints |= inspect.get_annotations(base, eval_str=True)
     return [
         inspect.Parameter(
             field.name,

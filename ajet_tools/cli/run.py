@@ -22,11 +22,9 @@ from ajet_tools.cli.arguments import (
     HeldOutTasks,
     MostTasks,
     Tasks,
-    WithLogview,
     split_arguments,
 )
 from ajet_tools.cli.result import HIDDEN, TextResult
-from ajet_tools.cli.viewer import logview
 from ajet_tools.dataset.calibrate import ScoredRows, content_key, task_of_row, write_scored
 from ajet_tools.dataset.curation.descent import marked_rows
 from ajet_tools.dataset.files.blocks import Row
@@ -145,7 +143,6 @@ def run(
     limit: MostTasks = None,
     out: Annotated[str | None, Option("--out", "-o", metavar="FILE|-")] = None,
     advise: Annotated[bool, Option("--advise")] = False,
-    with_logview: WithLogview = False,
 ) -> RunResult | AdviceResult:
     """Run an agent over tasks and score it; nothing is trained.
 
@@ -191,19 +188,18 @@ def run(
             )
         return _run_both(config, k or _ADVICE_ATTEMPTS, limit or _ADVICE_TASKS)
     rows = None if out is None else _rows(tasks, out, config, limit)
-    with logview(config.directory, with_logview):
-        if rows is not None:
-            chosen = list({content_key(task): task for _, task in rows}.values())
-        else:
-            sets = load_tasks(config)
-            chosen = (sets.train if tasks is not None or not sets.val else sets.val)[:limit]
-        k = k or 1
-        with ProgressBar("Episodes", len(chosen) * k) as bar:
-            report = sdk.run(config, tasks=chosen, k=k, on_episode=lambda episode: bar.advance())
+    if rows is not None:
+        # rows with one question are run once and measured together
+        chosen = list({content_key(task): task for _, task in rows}.values())
+    else:
+        sets = load_tasks(config)
+        chosen = (sets.train if tasks is not None or not sets.val else sets.val)[:limit]
+    k = k or 1
+    with ProgressBar("Episodes", len(chosen) * k) as bar:
+        report = sdk.run(config, tasks=chosen, k=k, on_episode=lambda episode: bar.advance())
+    scored = None
     if rows is not None and out is not None:
         scored = write_scored(rows, report, out)
-    else:
-        scored = None
     return _result(report, scored)
 
 
@@ -311,10 +307,10 @@ def _set_score(report: Report) -> SetScore:
 
 
 def _count_with_signal(report: Report) -> int:
-    return sum(
-        len({e.reward for e in score.episodes if e.reward is not None}) > 1
-        for score in report.tasks
-    )
+    count = 0
+    for score in report.tasks:
+        count += len({episode.reward for episode in score.episodes} - {None}) > 1
+    return count
 
 
 def _advice_table(reports: Mapping[str, Report]) -> list[str]:
@@ -332,10 +328,10 @@ def _advice_table(reports: Mapping[str, Report]) -> list[str]:
         signal = f"{_count_with_signal(report)} of {len(report.tasks)}"
         rows.append((name, str(len(report.tasks)), reward, *shown, signal, failed))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines: list[str] = []
+    for row in rows:
+        lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+    return lines
 
 
 def advice(reports: Mapping[str, Report]) -> list[str]:
@@ -376,10 +372,9 @@ def _first_step(train: Report, first: float, best: float, signal: int) -> str:
             " difficulty (`ajet run --out`)"
         )
     if not signal:
+        sure = ""
         if attempts < _MANY:
             sure = f" ({attempts} attempts are few: confirm it with a larger -k)"
-        else:
-            sure = ""
         return (
             "demonstrations, easier tasks or a larger model: no attempt solved its task, so"
             f" reinforcement learning has nothing to learn from{sure}. Train on demonstrations"

@@ -4,7 +4,6 @@ tutorial."""
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from importlib import resources
 from importlib.util import find_spec
@@ -23,8 +22,6 @@ from ajet_sdk.reporting.results import view_command
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_tools.cli.from_agent import Agent, job_files, read_agent
-from ajet_tools.cli.trace.view import view as open_viewer
-from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.text.tables import console, table
 
 if TYPE_CHECKING:
@@ -68,13 +65,8 @@ def init(
     example: Annotated[str | None, Option(autocompletion=_example_names)] = None,
     agent: Annotated[str | None, Option("--from", metavar="FILE.py[:FUNCTION]")] = None,
     tasks: Annotated[
-        Path | None, Option(metavar="FILE", help="--from: a few tasks as JSON lines.")
-    ] = None,
-    trace: Annotated[
-        Path | None, Option(metavar="TRACE", help="--from: take the tasks from recorded calls.")
-    ] = None,
-    model: Annotated[
-        str | None, Option(metavar="PATH", help="--from: the job's model. Default: one that fits.")
+        Path | None,
+        Option(metavar="FILE|TRACE", help="--from: a few tasks as JSON lines, or recorded calls."),
     ] = None,
 ) -> None:
     """Write a starter project that runs at once, one of the tutorials, or a job around an agent of
@@ -96,10 +88,10 @@ def init(
     if agent is not None:
         if example is not None:
             raise ConfigError("give either --from or --example")
-        _init_job(read_agent(agent), tasks, trace, name, model)
+        _init_job(read_agent(agent), tasks, name)
         return
-    if tasks is not None or trace is not None or model is not None:
-        raise ConfigError("--tasks, --trace and --model belong to --from FILE.py")
+    if tasks is not None:
+        raise ConfigError("--tasks belongs to --from FILE.py")
     if example is not None:
         _init_example(example, name)
         return
@@ -125,11 +117,9 @@ def init(
     )
 
 
-def _init_job(
-    agent: Agent, tasks: Path | None, trace: Path | None, name: Path | None, model: str | None
-) -> None:
+def _init_job(agent: Agent, tasks: Path | None, name: Path | None) -> None:
     name = name or Path(f"{agent.file.stem}-job")
-    texts = job_files(agent, tasks, trace, folder=name, model=_from(name, model))
+    texts = job_files(agent, tasks, folder=name)
     files = {file: text.encode() for file, text in texts.items()}
     _write(name, files)
     for file in files:
@@ -143,16 +133,6 @@ def _init_job(
         f" baseline, and train:\n{_enter(name)}  ajet run --conf config.yaml --advise\n  ajet train"
         " --conf config.yaml"
     )
-
-
-def _from(folder: Path, model: str | None) -> str | None:
-    """A model's directory relative to a job's config, or its name as it is."""
-    if model is None or not Path(model).expanduser().exists():
-        return model
-    place = Path(model).expanduser()
-    if place.is_absolute():
-        return str(place)
-    return os.path.relpath(place.resolve(), folder.resolve())
 
 
 def _init_example(example: str, name: Path | None) -> None:
@@ -216,6 +196,7 @@ def _files(folder: Path) -> dict[str, bytes]:
         )
         if path.is_file() and not generated and not path.name.startswith("."):
             content = path.read_bytes()
+            # a picture may hold the bytes of such a path
             if b"\0" not in content:
                 content = content.replace(f"tutorial/{folder.name}/".encode(), b"")
                 content = content.replace(b"tutorial/example_", b"../example_")
@@ -255,7 +236,6 @@ def demo(
     pretrained: Annotated[
         bool, Option("--pretrained", help="Train SmolLM2-135M-Instruct (downloads 93 MB).")
     ] = False,
-    view: Annotated[bool, Option("--view", help="Open the viewer at the end.")] = False,
 ) -> None:
     """Train a small model to use a calculator, on this machine's CPU, in about a minute and without
     a network.
@@ -266,15 +246,8 @@ def demo(
 
     \b
     ajet demo
-    ajet demo --view
     ajet demo --pretrained
     """
-    if view:
-        check_terminal(
-            "ajet demo --view",
-            "leave out --view, and view the run later with `ajet trace view --web`",
-        )
-        load_viewer("trace.app")
     for package in (
         "torch",
         "transformers",
@@ -314,8 +287,6 @@ What to look at:
 Then change {directory / "agent.py"}, and run the whole job, which takes a few minutes:
   cd {directory}
   ajet --conf {name}.yaml""")
-    if view:
-        open_viewer(str(config.directory))
 
 
 def _print_replies(config: Config, tuned: TunedModel) -> None:
@@ -328,7 +299,8 @@ def _print_replies(config: Config, tuned: TunedModel) -> None:
             if e.split == "val" and e.decoding == "sampled"
         ]
     last = max(episode.step for episode in sampled)
-    before, after = ({e.task.task_id: e for e in sampled if e.step == step} for step in (0, last))
+    before = {episode.task.task_id: episode for episode in sampled if episode.step == 0}
+    after = {episode.task.task_id: episode for episode in sampled if episode.step == last}
     tasks = [
         task for task in load_tasks(config).val if task.task_id in before.keys() & after.keys()
     ]
@@ -346,9 +318,8 @@ def _print_replies(config: Config, tuned: TunedModel) -> None:
     pairs = [(first, then) for first, then in rewards if first is not None and then is not None]
     means = [sum(values) / len(pairs) for values in zip(*pairs, strict=True)]
     gain = paired([then - first for first, then in pairs])
-    if gain.low is None:
-        interval = ""
-    else:
+    interval = ""
+    if gain.low is not None:
         interval = f" [{gain.low:+.2f}, {gain.high:+.2f}]"
     change = f"{means[0]:.2f} → {means[1]:.2f}, paired difference {gain.mean:+.2f}{interval}"
     echo(f"Reward on {len(pairs)} held-out questions: {change}")

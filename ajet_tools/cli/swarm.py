@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.swarm.client import SwarmClient
 from ajet_sdk.swarm.core import PATIENCE
+from ajet_sdk.swarm.messages import SwarmStatus
 from ajet_sdk.swarm_server import SwarmServer, config_for_server, keys_for
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.arguments import Host, Port, Resume
+from ajet_tools.cli.options import expand_options
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.swarm_watch import screen
 from ajet_tools.cli.swarm_watch import watch as show
 from ajet_tools.cli.train import NO_UPDATE
@@ -39,21 +44,17 @@ def start(
     config: Annotated[Path | None, Argument(show_default=False)] = None,
     overrides: Annotated[list[str] | None, Argument(show_default=False)] = None,
     model: Annotated[str | None, Option(show_default=False)] = None,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
-    ] = 10086,
+    host: Host = "127.0.0.1",
+    port: Port = 10086,
     with_ray_cluster: Annotated[str | None, Option(metavar="ADDRESS", show_default=False)] = None,
-    owner_key_env: str = "AJET_SWARM_OWNER_KEY",
-    key_env: str = "AJET_SWARM_KEY",
-    resume: Annotated[
-        bool, Option("--resume", help="Continue from the newest checkpoint.")
-    ] = False,
+    resume: Resume = False,
 ) -> None:
     """Serve a model to agents anywhere, and train it on their episodes, until it is trained.
 
-    Without a config the server waits for its owner's (`ajet train CONFIG --swarm URL`). Exits with
-    3 if no update was made.
+    Without a config the server waits for its owner's (`ajet train CONFIG --swarm URL`). The owner,
+    who may configure, start and stop, has the key AJET_SWARM_OWNER_KEY, and workers join with
+    AJET_SWARM_KEY. If other machines can connect, missing keys are made and printed. Exits with 3
+    if no update was made.
 
     Args:
         config: Config file of the training. Its agent and judge are not used: the clients have them.
@@ -61,9 +62,6 @@ def start(
         model: Model to train, in place of the config's model.path.
         with_ray_cluster: Ray cluster of backbone trinity: HOST:PORT, or `auto` for the one on this machine. Without it
             Ray is started here.
-        owner_key_env: Environment variable with the key that may configure, start and stop.
-        key_env: Environment variable with the key with which workers join. If other machines can connect, missing keys
-            are made and printed.
 
     \b
     ajet swarm start job.yaml
@@ -74,7 +72,7 @@ def start(
     given, all_overrides = config_for_server(config, model, overrides or [])
     if resume and given is None:
         raise ConfigError("--resume needs the config of the training to continue")
-    keys = keys_for(host, os.environ.get(owner_key_env), os.environ.get(key_env))
+    keys = keys_for(host, os.environ.get("AJET_SWARM_OWNER_KEY"), os.environ.get("AJET_SWARM_KEY"))
     server = SwarmServer(
         host=host,
         port=port,
@@ -91,14 +89,25 @@ def start(
         raise typer.Exit(NO_UPDATE)
 
 
+@dataclass(frozen=True)
+class StatusResult(Result):
+    status: SwarmStatus
+
+    def document(self) -> object:
+        return self.status.model_dump()
+
+    def show(self, out: Console) -> None:
+        out.print(screen(self.status, out.width))
+
+
 @app.command()
+@expand_options
 def watch(
     url: Annotated[str | None, Argument(show_default=False)] = None,
     interval: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, Option("--once", help="Print one look, and end.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show who works, what the step has, and what it waits for.
+) -> StatusResult:
+    """Show who works, what the step has, and what it waits for, until the training is finished.
 
     Args:
         url: The server. Default: AJET_SWARM_URL, else http://127.0.0.1:10086.
@@ -106,14 +115,10 @@ def watch(
     \b
     ajet swarm watch
     ajet swarm watch http://gpu-box:10086 --once
-    ajet swarm watch --json
+    ajet swarm watch --once --json
     """
     url = url or os.environ.get("AJET_SWARM_URL") or "http://127.0.0.1:10086"
-    out = console()
-    with SwarmClient(url, name="watch", patience=0.0 if once or as_json else PATIENCE) as client:
-        if as_json:
-            print_json(client.status().model_dump())
-        elif once:
-            out.print(screen(client.status(), out.width))
-        else:
-            show(client, interval, out)
+    with SwarmClient(url, name="watch", patience=0.0 if once else PATIENCE) as client:
+        if once:
+            return StatusResult(client.status())
+        return StatusResult(show(client, interval, console(stderr=True)))

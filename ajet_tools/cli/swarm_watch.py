@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,24 +17,19 @@ from ajet_tools.text.tables import lasting, table
 _MOST_ROWS = 20
 
 
-def watch(swarm: SwarmClient, interval: float, console: Console) -> None:
-    """Show the server until it is finished, or until Ctrl-C."""
+def watch(swarm: SwarmClient, interval: float, console: Console) -> SwarmStatus:
+    """Show the server until it is finished, or until Ctrl-C; returns its last state."""
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        for shown in _looks(swarm, interval, console.width):
-            live.update(shown, refresh=True)
-
-
-def _looks(swarm: SwarmClient, interval: float, width: int) -> Iterator[RenderableType]:
-    while True:
-        try:
-            status = swarm.status()
-        except SwarmError as error:
-            yield Text(f"{swarm.url}: {error}", style="yellow")
-        else:
-            yield screen(status, width)
-            if status.state == "finished":
-                return
-        time.sleep(interval)
+        while True:
+            try:
+                status = swarm.status()
+            except SwarmError as error:
+                live.update(Text(f"{swarm.url}: {error}", style="yellow"), refresh=True)
+            else:
+                live.update(screen(status, console.width), refresh=True)
+                if status.state == "finished":
+                    return status
+            time.sleep(interval)
 
 
 def screen(status: SwarmStatus, width: int) -> RenderableType:
@@ -69,16 +63,16 @@ def screen(status: SwarmStatus, width: int) -> RenderableType:
 
 
 def _groups(status: SwarmStatus) -> list[dict[str, object]]:
-    return [
-        {
-            "task": one_line(group.task_id, 30),
-            **({"kind": group.kind} if any(g.kind for g in status.groups) else {}),
-            "ended": f"{group.ended}/{group.size}",
-            "open": group.open,
-            "rewards": " ".join("?" if r is None else f"{r:g}" for r in group.rewards),
-        }
-        for group in status.groups
-    ]
+    has_kinds = any(group.kind for group in status.groups)
+    rows: list[dict[str, object]] = []
+    for group in status.groups:
+        row: dict[str, object] = {"task": one_line(group.task_id, 30)}
+        if has_kinds:
+            row["kind"] = group.kind
+        row |= {"ended": f"{group.ended}/{group.size}", "open": group.open}
+        rewards = ["?" if reward is None else f"{reward:g}" for reward in group.rewards]
+        rows.append({**row, "rewards": " ".join(rewards)})
+    return rows
 
 
 def _open(status: SwarmStatus) -> list[dict[str, object]]:

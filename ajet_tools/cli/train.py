@@ -31,21 +31,25 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TraceError, TrainingError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.reporting.results import TunedModel, view_command
+from ajet_sdk.swarm.work import WorkSummary
 from ajet_sdk.swarm_worker import train_at
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.arguments import (
     AgentAndOverrides,
     Conf,
     HeldOutTasks,
+    Host,
     JobOptions,
+    Port,
+    Resume,
     Tasks,
-    WithLogview,
     key_option,
     split_arguments,
 )
 from ajet_tools.cli.dry_run import print_plan
+from ajet_tools.cli.result import print_result
 from ajet_tools.cli.viewer import logview
-from ajet_tools.cli.work import shown_summary
+from ajet_tools.cli.work import WorkResult
 from ajet_tools.text.clean import flat_keys
 
 NO_UPDATE = 3
@@ -54,22 +58,21 @@ NO_UPDATE = 3
 
 def serve(
     checkpoint: Annotated[str | None, Argument(show_default=False)] = None,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
-    ] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     name: Annotated[
         str | None, Option(help="The model's name. Default: the directory's name.")
     ] = None,
-    api_key_env: str = "AJET_SERVE_KEY",
     trace: Annotated[Path | None, Option(help="Record every call in this trace file.")] = None,
     wait: Annotated[bool, Option("--wait")] = False,
 ) -> None:
     """Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.
 
+    Clients must send the key of AJET_SERVE_KEY, if it is set; it is required if other machines can
+    connect.
+
     Args:
         checkpoint: A Hugging Face checkpoint: a directory or a name; or tinker://... with TINKER_BASE_URL.
-        api_key_env: Environment variable with the key that clients must send; required if other machines can connect.
         wait: Serve nothing; return once the server at --host and --port answers.
 
     \b
@@ -89,7 +92,7 @@ def serve(
         port=port,
         name=name,
         trace=trace,
-        api_key=os.environ.get(api_key_env),
+        api_key=os.environ.get("AJET_SERVE_KEY"),
     )
 
 
@@ -122,6 +125,7 @@ def _rehearse(config: Config, directory: Path) -> None:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
 
+    # what Trinity does not support is told without waiting for the model
     check(config)  # before the model is created
     watch = Stopwatch(echo)
     model, whose = tiny_model(config, directory / "model")
@@ -180,9 +184,7 @@ def train(
     backbone: Annotated[str | None, key_option("backbone")] = None,
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
-    resume: Annotated[
-        bool, Option("--resume", help="Continue from the newest checkpoint.")
-    ] = False,
+    resume: Resume = False,
     debug: Annotated[
         str, Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')
     ] = "",
@@ -193,7 +195,9 @@ def train(
     with_ray: Annotated[bool, Option("--with-ray")] = False,
     with_ray_cluster: Annotated[str | None, Option(metavar="ADDRESS")] = None,
     with_appworld: Annotated[bool, Option("--with-appworld", hidden=True)] = False,
-    with_logview: WithLogview = False,
+    with_logview: Annotated[
+        bool, Option("--with-logview", help="Serve the viewer at a printed URL during the run.")
+    ] = False,
     skip_check_avail_gpu: Annotated[bool, Option("--skip-check-avail-gpu", hidden=True)] = False,
     prefix: Annotated[str, Option(hidden=True)] = "",
 ) -> None:
@@ -253,8 +257,11 @@ def train(
         named = ", ".join(option for option, given in refused.items() if given)
         if named:
             raise ConfigError(f"--swarm trains at its server; there is no {named} here")
-        with shown_summary(False) as summary:
+        summary = WorkSummary()
+        try:
             train_at(config, swarm, key=swarm_key(), say=echo, summary=summary)
+        finally:
+            print_result(WorkResult.of(summary), as_json=False)
         return
     if resume:
         config = newest_experiment(config, job.exp_dir)

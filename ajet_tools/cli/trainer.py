@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.errors import MissingExtra
+from ajet_tools.cli.arguments import Host, Port
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _SERVER = "ajet_sdk.trainer_service.server"
@@ -31,41 +32,32 @@ def serve(
     model: Annotated[str, Option(show_default=False)],
     name: str | None = None,
     state: Path = Path("trainer_state"),
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
-    ] = 8900,
-    key_env: str | None = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8900,
     max_model_len: Annotated[int | None, Option(min=2)] = None,
     deterministic: Annotated[bool, Option("--deterministic")] = False,
 ) -> None:
     """Train and sample a base model for clients of the Tinker API, until Ctrl-C.
 
     Each training client has its own LoRA adapter on the shared base model. The official SDK,
-    tinker-cookbook and other tools for the API work unmodified. Needs the extras `local` and
-    `tinker`, and Python 3.11 or later.
+    tinker-cookbook and other tools for the API work unmodified. Clients must send the key of
+    AJET_TRAINER_KEY, if it is set; it begins with tml-. Needs the extras `local` and `tinker`, and
+    Python 3.11 or later.
 
     Args:
         model: The base model: a directory, a short name (ajet model list), or a Hugging Face name.
         name: Name of the model for clients, from which they load its tokenizer. Default: as in --model.
         state: Directory of adapters, optimizers and checkpoints; a new server continues from it.
-        key_env: Environment variable with the API key that clients must send; it begins with tml-.
         max_model_len: Longest sequence in tokens. Default: the model's own.
         deterministic: Sample each call alone, and compute on one thread: the same requests give the same tokens and
             weights, to the bit. Slow.
 
     \b
     ajet trainer serve --model ./model
-    ajet trainer serve --model Qwen/Qwen3-0.6B --key-env AJET_TRAINER_KEY
+    ajet trainer serve --model Qwen/Qwen3-0.6B
     ssh -N -L 8900:127.0.0.1:8900 me@gpu-box                 # on the laptop, then
     TINKER_BASE_URL=http://127.0.0.1:8900 TINKER_API_KEY=tml-any python train.py
     """
-    key = os.environ.get(key_env) if key_env else None
-    if key_env and not key:
-        raise ConfigError(
-            f"--key-env: the environment has no {key_env}; export {key_env}=tml-$(openssl rand"
-            " -hex 16)"
-        )
     try:
         server = import_module(_SERVER)
     except ModuleNotFoundError as error:
@@ -76,8 +68,7 @@ def serve(
         port,
         state=state,
         name=name,
-        api_key=key,
-        key_variable=key_env or "",
+        api_key=os.environ.get("AJET_TRAINER_KEY"),
         max_model_len=max_model_len,
         deterministic=deterministic,
     )

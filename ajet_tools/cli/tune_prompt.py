@@ -70,7 +70,6 @@ def tune_prompt(
     prompt: list[str] | None = None,
     reflect_with: Annotated[str | None, Option(metavar="NAME@URL|FILE:NAME")] = None,
     budget: Annotated[int, Option(min=2, help="Maximum number of episodes for the search.")] = 200,
-    k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
     apply: Annotated[
         bool, Option("--apply", help="Write the best prompt into the agent's file.")
     ] = False,
@@ -94,7 +93,7 @@ def tune_prompt(
         )
     config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks)
     reflect = _reflect(config, reflect_with)
-    tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
+    tuned = tune(config, reflect, names=prompt or (), budget=budget)
     if apply and tuned.changed:
         tuned.prompts.apply(tuned.best)
     return TuneResult(

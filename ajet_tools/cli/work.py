@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from typer import Argument, Option
@@ -13,7 +14,6 @@ from typer import Argument, Option
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.outcomes import pass_at_k, solved
-from ajet_sdk.swarm.core import PATIENCE
 from ajet_sdk.swarm.messages import EpisodeSplit
 from ajet_sdk.swarm.work import WorkSummary
 from ajet_sdk.swarm_worker import work as run_work
@@ -23,11 +23,10 @@ from ajet_tools.cli.arguments import (
     JUDGE_HELP,
     Conf,
     JobOptions,
-    MostTasks,
     Tasks,
     split_arguments,
 )
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import HIDDEN, TextResult
 
 _URL = re.compile(r"\w+://.*|[\w.-]+:\d+/?|\[[\da-fA-F:]+\]:\d+/?")
 """A URL, or host and port."""
@@ -45,35 +44,23 @@ def work(
     conf: Conf = None,
     judge: Annotated[str | None, Option(help=JUDGE_HELP)] = None,
     tasks: Tasks = None,
-    limit: MostTasks = None,
     k: Annotated[
         int | None,
         Option("--attempts", "-k", min=1, show_default=False),
     ] = None,
-    concurrency: Annotated[
-        int | None, Option(min=1, show_default=False, help="Attempts at once. Default: 8.")
-    ] = None,
     split: Annotated[
         EpisodeSplit, Option(help="val: one pass over --tasks, as a validation of the model.")
     ] = "train",
-    name: Annotated[
-        str | None, Option(show_default=False, help="Who and where, shown to people.")
-    ] = None,
-    key_env: str = "AJET_SWARM_KEY",
-    patience: Annotated[
-        float, Option(min=0, help="Seconds to wait for a server that is away.")
-    ] = PATIENCE,
-    as_json: AsJson = False,
-) -> None:
+) -> WorkResult:
     """Run an agent here, for a training at a server (`ajet swarm start`), until that is finished.
 
     Agent, judge and tasks stay on this machine; the server answers the agent's calls and trains on
-    them. Ctrl-C aborts what is running; the training goes on.
+    them, with the key of AJET_SWARM_KEY. rollout.max_env_worker attempts run at once (8). Ctrl-C
+    aborts what is running; the training goes on.
 
     Args:
         tasks: Tasks to make attempts at. Default: the server's.
         k: Attempts per task. Default: the server's rollout.num_repeat; for a validation 1.
-        key_env: Environment variable with the server's key for workers.
 
     \b
     ajet work http://gpu-box:10086 agent.py:solve --judge exact --tasks tasks.jsonl
@@ -90,21 +77,23 @@ def work(
     if split == "val" and tasks is None:
         raise ConfigError("a validation needs its tasks: pass --tasks val.jsonl")
     config = JobOptions(conf, judge).config(agent, overrides, tasks=tasks)
-    given = None if tasks is None else load_tasks(config).train[:limit]
-    with shown_summary(as_json) as summary:
+    given = None if tasks is None else load_tasks(config).train
+    summary = WorkSummary()
+    stopped = None
+    try:
         run_work(
             config,
             url,
             tasks=given,
             split=split,
             attempts=k,
-            concurrency=concurrency,
-            key=os.environ.get(key_env),
-            name=name,
-            patience=patience,
-            say=lambda line: echo(line, err=as_json),
+            key=os.environ.get("AJET_SWARM_KEY"),
+            say=partial(echo, err=True),
             summary=summary,
         )
+    except BaseException as error:  # noqa: BLE001  what was done until then is printed before it
+        stopped = error
+    return WorkResult.of(summary, stopped)
 
 
 def split_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -114,37 +103,52 @@ def split_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(arguments)
 
 
-@contextmanager
-def shown_summary(as_json: bool) -> Iterator[WorkSummary]:
-    """Prints what a worker has done, also if it is interrupted."""
-    summary = WorkSummary()
-    try:
-        yield summary
-    finally:
-        if as_json:
-            print_json(_as_json(summary))
-        elif summary.finished:
-            echo("\n".join(_lines(summary)))
+@dataclass(frozen=True)
+class WorkResult(TextResult):
+    """What a worker has done, also if it was stopped."""
 
+    episodes: int
+    statuses: Mapping[str, int]
+    reward: float | None
+    pass_at: Mapping[int, float]
+    tokens: Mapping[str, int]
+    failures: Sequence[str]
+    receipts: Sequence[Mapping[str, object]]
+    is_validation: bool = field(metadata=HIDDEN)
+    stopped: BaseException | None = field(metadata=HIDDEN)
 
-def _lines(summary: WorkSummary) -> list[str]:
-    episodes = summary.episodes
-    statuses = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
-    if summary.reward is None:
-        reward = ""
-    else:
-        reward = f"; mean reward {summary.reward:.3f}"
-    lines = [f"{len(episodes)} episodes: {statuses}{reward}"]
-    if all(episode.split == "val" for episode in episodes):
-        shares = pass_at(episodes)
-    else:
-        shares = {}
-    for k, share in shares.items():
-        lines.append(f"pass@{k} {share:.3f} of the validation")
-    if summary.tokens:
-        counts = sorted(summary.tokens.items(), key=lambda item: -item[1])
-        lines.append("tokens: " + ", ".join(f"{count:,} {outcome}" for outcome, count in counts))
-    return lines + summary.failures
+    @classmethod
+    def of(cls, summary: WorkSummary, stopped: BaseException | None = None) -> WorkResult:
+        receipts = (each.receipt for each in summary.finished)
+        return cls(
+            episodes=len(summary.finished),
+            statuses=summary.statuses,
+            reward=summary.reward,
+            pass_at=pass_at(summary.episodes),
+            tokens=summary.tokens,
+            failures=summary.failures,
+            receipts=[receipt.model_dump() for receipt in receipts if receipt is not None],
+            is_validation=all(episode.split == "val" for episode in summary.episodes),
+            stopped=stopped,
+        )
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self.stopped
+
+    def lines(self) -> Iterator[str]:
+        if not self.episodes:
+            return
+        statuses = ", ".join(f"{count} {status}" for status, count in self.statuses.items())
+        reward = "" if self.reward is None else f"; mean reward {self.reward:.3f}"
+        yield f"{self.episodes} episodes: {statuses}{reward}"
+        if self.is_validation:
+            for k, share in self.pass_at.items():
+                yield f"pass@{k} {share:.3f} of the validation"
+        if self.tokens:
+            counts = sorted(self.tokens.items(), key=lambda item: -item[1])
+            yield "tokens: " + ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
+        yield from self.failures
 
 
 def pass_at(episodes: Sequence[Episode]) -> dict[int, float]:
@@ -161,17 +165,3 @@ def pass_at(episodes: Sequence[Episode]) -> dict[int, float]:
         scores = [pass_at_k(len(made), sum(map(solved, made)), k) for made in by_task.values()]
         shares[k] = sum(scores) / len(scores)
     return shares
-
-
-def _as_json(summary: WorkSummary) -> dict[str, object]:
-    return {
-        "episodes": len(summary.finished),
-        "statuses": summary.statuses,
-        "reward": summary.reward,
-        "pass_at": pass_at(summary.episodes),
-        "tokens": summary.tokens,
-        "failures": summary.failures,
-        "receipts": [
-            each.receipt.model_dump() for each in summary.finished if each.receipt is not None
-        ],
-    }

@@ -197,10 +197,9 @@ class BranchingEngine:
     def _replay(self, ask: Ask, calls: Sequence[Call]) -> Answer:
         first = calls[0]
         engine = self.engine
+        chat = None
         if isinstance(engine, TokenEngine | ScriptedEngine):
             chat = engine.chat
-        else:
-            chat = None
         conversation = None if chat is None else chat.begin(ask)
         exact = first.prompt_ids is not None and (
             first.model == engine.model
@@ -223,10 +222,9 @@ class BranchingEngine:
                         choice.message,
                         conversation.sampling.stop,
                     )
+        ids = None
         if exact and first.prompt_ids is not None:
             ids = first.prompt_ids.tolist()
-        else:
-            ids = None
         return Answer(
             choices,
             first.model,
@@ -257,9 +255,8 @@ class BranchingEngine:
             progress.difference = "a grammar, a penalty or a bias needs the whole reply"
         if progress.difference:
             raise NotReplayed(f"{progress.difference}; leave --token out")
-        if sampling.max_tokens is None:
-            limit = None
-        else:
+        limit = None
+        if sampling.max_tokens is not None:
             limit = max(1, sampling.max_tokens - keep)
         prompt = [*conversation.prompt_ids, *kept]
         session = f"{ask.episode_id}/{ask.agent}"
@@ -270,13 +267,11 @@ class BranchingEngine:
         ):
             ids = [*kept, *rest.output_ids]
             behind = engine.tokenizer.decode(rest.output_ids)[len(rest.text or "") :]
-            if rest.text is None:
-                text = None
-            else:
+            text = None
+            if rest.text is not None:
                 text = engine.tokenizer.decode(ids).removesuffix(behind)
-            if rest.logprobs is None:
-                both = None
-            else:
+            both = None
+            if rest.logprobs is not None:
                 both = [*logprobs, *rest.logprobs]
             sampled.append(Sampled(ids, both, rest.finish_reason, rest.policy_version, text))
         return engine.chat.answer(conversation, sampled, engine.model)
@@ -333,10 +328,9 @@ def _same_prompt(conversation: Conversation, call: Call) -> bool:
 def _choice(call: Call, exact: bool) -> Choice:
     """Convert a recorded choice; token ids are kept if `exact`."""
     [raw, *_] = call.response["choices"]
+    ids = None
     if exact and call.output_ids is not None:
         ids = call.output_ids.tolist()
-    else:
-        ids = None
     if ids is None or call.logprobs is None:
         logprobs = None
     else:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,6 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.tokens.huggingface import HFTokenizer, byte_alphabet, exact_bytes, is_byte_level
 from ajet_sdk.tokens.template import ChatTemplate
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,8 @@ def vocabulary(
         source = "the scripted engine's bytes"
         return Vocabulary(token_bytes, scripted.is_special, source, ChatTemplate.known(scripted))
     path = model.get("path")
-    if trace is None:
-        checkpoint = []
-    else:
+    checkpoint = []
+    if trace is not None:
         checkpoint = [_folder(trace) / "checkpoint" / run_id / "model"]
     for candidate in (*checkpoint, *model_places(job, trace)):
         if candidate.is_dir():
@@ -111,17 +106,14 @@ def model_places(job: object, trace: Path | None) -> Iterator[Path]:
     seed = common.get("seed")
     if not isinstance(path, str) or not path:
         return
-    if trace is None:
-        above = []
-    else:
+    above = []
+    if trace is not None:
         above = [_folder(trace), *list(_folder(trace).parents)[:3]]
     for candidate in (Path(path).expanduser(), *(folder / path for folder in above)):
         if model.get("recipe") and isinstance(seed, int):
             of_seed = made_for_seed(candidate, seed)
             if of_seed.is_dir() or candidate.is_symlink():
                 candidate = of_seed
-            else:
-                candidate = candidate
         yield candidate
 
 
@@ -179,18 +171,16 @@ def _read(file: Path, changed: int) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     contents = {i: str(token.content).encode() for i, token in added.items()}
+    alphabet = None
     if is_byte_level(file.read_bytes()):
         alphabet = byte_alphabet()
-    else:
-        alphabet = None
 
     def token_bytes(token_id: int) -> bytes:
         content = contents.get(token_id)
         if content is None:
+            token = None
             if token_id >= 0:
                 token = backend.id_to_token(token_id)
-            else:
-                token = None
             content = contents[token_id] = b"" if token is None else exact_bytes(token, alphabet)
         return content
 

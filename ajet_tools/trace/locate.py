@@ -63,17 +63,14 @@ def open_named(name: str | None = None, path: Path | None = None) -> Named:
     """Open a path, or the traces at `path` that should have a run, episode or call with this id or
     name.
 
-    A `path` without `name` may also be an id or name. Raises TraceError if there are no files, or
-    for a missing path.
+    Raises TraceError if there are no files, or for a missing path.
     """
-    if name is None and path is not None and not path.exists():
-        name = str(path)
-        path = None
     if name is None:
         return Named(*open_located(path), None)
     as_path = Path(name)
     if as_path.is_file() or (as_path.is_dir() and in_and_below(as_path)):
         return Named(*open_located(as_path), None)
+    # a mistyped path is no id
     if os.sep in name or name.endswith(".duckdb"):
         raise TraceError(
             f"there is no {'trace below' if as_path.exists() else 'file or directory'} {name}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -27,6 +29,8 @@ from ajet_tools.trace.queries.base import grouped, rows
 
 _CHUNK = 256
 """Approximate number of episodes in memory."""
+_AT_ONCE = 8
+"""Concurrent calls of the judge."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +92,22 @@ class Changes:
     def mean(self, which: str) -> float | None:
         """Return the mean reward `before` or `after`."""
         values: list[float] = [getattr(v, which) for v in self.both]
-        if values:
-            return sum(values) / len(values)
-        return None
+        return fmean(values) if values else None
 
     def by_task(self) -> list[TaskChange]:
         """Return mean rewards by task, largest change first."""
         changes = list[TaskChange]()
         for task_id, group in grouped(self.both, lambda v: v.task_id).items():
-            before, after = (
-                float(np.mean([getattr(v, name) for v in group])) for name in ("before", "after")
-            )
-            of = TaskChange(
+            before = fmean(verdict.before or 0.0 for verdict in group)
+            after = fmean(verdict.after or 0.0 for verdict in group)
+            change = TaskChange(
                 task_id=task_id,
                 episodes=len(group),
                 before=before,
                 after=after,
                 change=after - before,
             )
-            changes.append(of)
+            changes.append(change)
         return sorted(changes, key=lambda row: (-abs(row["change"]), row["task_id"]))
 
     def most_changed(self) -> list[RejudgedEpisode]:
@@ -190,8 +191,6 @@ async def rejudge(
     judge: object,
     config: Config,
     *,
-    parallel: int = 8,
-    timeout: float | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Changes:
     """Judge stored episodes again.
@@ -201,22 +200,20 @@ async def rejudge(
         judge: a decorated function or an object with `compute_reward`. It gets the output, the task and its metadata,
             and the episode, but no `model` and no `env`.
         config: config of the run, for its estimator and `rollout.judge_timeout`.
-        parallel: number of concurrent calls of the judge.
-        timeout: time limit of a call in seconds, in place of `rollout.judge_timeout`.
         progress: called with the number of further episodes done.
 
     Raises TraceError if too many calls of the judge hang.
     """
     changes = Changes()
-    slots = asyncio.Semaphore(parallel)
+    slots = asyncio.Semaphore(_AT_ONCE)
 
     async def judge_unit(unit: Sequence[Episode]) -> list[Episode]:
         async with slots:
-            after = await _judged(workers, unit, judge, timeout or config.rollout.judge_timeout)
+            after = await _judged(workers, unit, judge, config.rollout.judge_timeout)
             progress(len(unit))
             return after
 
-    with Workers(max(parallel, 8)) as workers:
+    with Workers(_AT_ONCE) as workers:
         for group in groups:
             whole = [e for e in group if workflow_returned(e)]
             crashed = [e for e in group if not workflow_returned(e)]
@@ -237,10 +234,9 @@ async def rejudge(
             except TrainingError as error:
                 raise TraceError(
                     f"{workers.abandoned} calls of the judge did not finish in time and were"
-                    " abandoned, so judging was stopped; set a time limit for its blocking calls,"
-                    " or raise --timeout"
+                    " abandoned, so judging was stopped; set a time limit for its blocking calls"
                 ) from error
-            after = {episode.episode_id: episode for unit in judged_units for episode in unit}
+            after = {episode.episode_id: episode for episode in chain(*judged_units)}
             changes.verdicts += _verdicts(
                 whole, [after[e.episode_id] for e in whole], crashed, config
             )
@@ -335,11 +331,11 @@ def advantages(
         failure_reward=failure_reward,
         gamma=gamma,
     ).samples
-    return {
-        s.call_id: float(sample.advantages[s.start])
-        for sample in samples
-        for s in sample.timeline.spans
-    }
+    by_call: dict[str, float] = {}
+    for sample in samples:
+        for span in sample.timeline.spans:
+            by_call[span.call_id] = float(sample.advantages[span.start])
+    return by_call
 
 
 def _verdicts(

@@ -58,8 +58,6 @@ def splits_of(
                 texts = vocabulary_of(ended.run_id if ended else None)
                 if texts:
                     merged = merge(calls, texts.decode, texts.template)
-                else:
-                    merged = merged
             timelines += len(merged.timelines)
             sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
             splits += [(episode_id, split) for split in merged.splits]

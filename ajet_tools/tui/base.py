@@ -64,6 +64,7 @@ class ViewerApp(App[None]):
         cause = getattr(error, "error", None) or error
         screens = set(self.screen_stack) if self.is_running else set()
         workers = [worker for worker in self.workers if worker.error is cause]
+        # a worker may go on for a moment after its screen has gone
         is_closed = any(screens.isdisjoint(worker.node.ancestors_with_self) for worker in workers)
         if not (isinstance(cause, NoMatches) and is_closed):
             super()._handle_exception(error)

@@ -30,19 +30,22 @@ def test_the_guides_program_learns(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "key", "words"),
     [
-        (["--host", "0.0.0.0"], "SSH tunnel"),
-        (["--host", "0.0.0.0", "--key-env", "A_KEY"], "SSH tunnel"),
-        (["--key-env", "NO_KEY"], "the environment has no NO_KEY"),
-        (["--key-env", "SHORT_KEY"], "begin with tml-"),
+        (["--host", "0.0.0.0"], "", "SSH tunnel"),
+        (["--host", "0.0.0.0"], "tml-a", "SSH tunnel"),
+        ([], "a", "begin with tml-"),
     ],
 )
 def test_what_would_be_open_to_others_is_refused(
-    arguments: list[str], words: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    key: str,
+    words: str,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("A_KEY", "tml-a")
-    monkeypatch.setenv("SHORT_KEY", "a")
+    monkeypatch.setenv("AJET_TRAINER_KEY", key)
     state = tmp_path / "state"
     done = CliRunner().invoke(
         app, ["trainer", "serve", "--model", str(tiny), "--state", str(state), *arguments]
@@ -65,9 +68,9 @@ print(len(reply.sequences[0].tokens))
 @pytest.mark.slow
 def test_who_has_the_key_is_served(tiny: Path, tmp_path: Path) -> None:
     """By the command, to the SDK in a program of its own; nobody else gets in."""
-    environment = {**os.environ, "A_KEY": "tml-right"}
+    environment = {**os.environ, "AJET_TRAINER_KEY": "tml-right"}
     arguments = ["--model", str(tiny), "--state", str(tmp_path / "state"), "--port", "0"]
-    command = [sys.executable, "-m", "ajet", "trainer", "serve", *arguments, "--key-env", "A_KEY"]
+    command = [sys.executable, "-m", "ajet", "trainer", "serve", *arguments]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

@@ -683,7 +683,7 @@ def test_a_row_that_is_no_task_is_no_missing_resource(starter: Path) -> None:
 
 def test_config_check_takes_several_files(starter: Path) -> None:
     (starter / "other.yaml").write_text("ajet: {rollout: {no_key: 1}}\n")
-    done = ajet_("config", "check", "config.yaml", "--conf", "other.yaml", "ajet.backbone=debug")
+    done = ajet_("config", "check", "config.yaml", "other.yaml", "ajet.backbone=debug")
     assert (
         done.exit_code == 2
         and "config.yaml is fine" in done.stdout

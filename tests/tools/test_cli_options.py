@@ -68,7 +68,7 @@ def test_each_command_has_examples_that_fit_a_terminal_and_can_be_copied() -> No
     ("typed", "expected"),
     [
         ("trace l", {"ls", "ledger"}),
-        ("trace ls --ru", {"--run"}),
+        ("trace ls --fi", {"--filter"}),
         ("da", {"dataset"}),
         ("dataset dedup --thr", set()),
     ],

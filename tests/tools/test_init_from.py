@@ -78,7 +78,7 @@ def test_tasks_of_recorded_calls_make_a_job_too(here: Path) -> None:
         "out",
     )
     [trace] = (here / "out").rglob("trace.duckdb")
-    ajet("init", "--from", "mine.py", "--trace", str(trace), "again")
+    ajet("init", "--from", "mine.py", "--tasks", str(trace), "again")
     rows = [
         json.loads(line)
         for name in ("tasks", "val")
@@ -117,14 +117,13 @@ def test_the_judge_compares_values(
     assert [job.judge(output, answer) for output in wrong] == [0.0] * len(wrong)
 
 
-def test_a_job_names_no_place_of_this_machine_and_the_model_that_is_asked_for(here: Path) -> None:
-    (here / "weights").mkdir()
-    ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "--model", "weights", "jobs/job")
+def test_a_job_names_no_place_of_this_machine(here: Path) -> None:
+    ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "jobs/job")
     files = [file.read_text() for file in (here / "jobs" / "job").iterdir()]
     assert not any(str(here) in text for text in files)
     config = yaml.safe_load((here / "jobs" / "job" / "config.yaml").read_text())
-    assert config["ajet"]["model"]["path"] == "../../weights"
-    assert "--model" in ajet("init", "--model", "weights", "demo", code=2)
+    assert config["ajet"]["model"]["path"] == fitting_model().name
+    assert "--from" in ajet("init", "--tasks", "few.jsonl", "demo", code=2)
 
 
 def test_two_cores_get_a_small_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +174,7 @@ def test_what_cannot_be_a_job_is_said_before_anything_is_written(
 
 
 def test_no_tasks_and_no_such_function(here: Path) -> None:
-    assert "--trace FILE" in ajet("init", "--from", "mine.py", code=2)
+    assert "--tasks TRACE" in ajet("init", "--from", "mine.py", code=2)
     assert "has no function solve" in ajet(
         "init", "--from", "mine.py:solve", "--tasks", "few.jsonl", code=2
     )

@@ -76,8 +76,6 @@ def test_an_example_that_is_not_there_is_refused() -> None:
     assert done.exit_code == 2 and "did you mean frozenlake?" in done.output
     done = CliRunner().invoke(app, ["init"])
     assert done.exit_code == 2 and "ajet init NAME" in done.output
-    done = CliRunner().invoke(app, ["demo", "--view"])
-    assert done.exit_code == 2 and "needs a terminal" in done.output
 
 
 def without(modules: tuple[str, ...], code: str, here: Path) -> subprocess.CompletedProcess[str]:

@@ -96,9 +96,9 @@ def test_all_runs_below_are_one_list(record: Path, path: list[str]) -> None:
 )
 def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
-    assert json.loads(trace("ls", "--run", named, "--json").stdout)["run_id"] == "0cafe"
-    assert json.loads(trace("ledger", "--run", named, "--json").stdout)["run_id"] == "0cafe"
-    whole = trace("export", "--run", named, "--include-validation", "--include-failures")
+    assert json.loads(trace("ls", named, "--json").stdout)["run_id"] == "0cafe"
+    assert json.loads(trace("ledger", named, "--json").stdout)["run_id"] == "0cafe"
+    whole = trace("export", named, "--include-validation", "--include-failures")
     exported = [json.loads(line) for line in whole.stdout.splitlines()]
     assert {row["run_id"] for row in exported} == {"0cafe"}
     found = json.loads(trace("compare", named, "launcher_record/two", "--json").stdout)
@@ -110,7 +110,7 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ls"], ["show"], ["compare", "one"], ["ledger", "--run"], ["sql", "FROM runs"]]
+    "arguments", [["ls"], ["show"], ["compare", "one"], ["ledger"], ["sql", "FROM runs"]]
 )
 def test_a_mistyped_path_is_named(record: Path, arguments: list[str]) -> None:
     done = trace(*arguments, "launcher_rekord/one")
@@ -161,10 +161,10 @@ def test_pandas_is_left_out(tmp_path: Path) -> None:
         ["ls"],
         ["show", "one0"],
         ["compare", "one", "two"],
-        ["ledger", "--run", "one"],
+        ["ledger", "one"],
         ["check"],
         ["sql", "FROM runs"],
-        ["export", "--run", "two", "--include-validation"],
+        ["export", "two", "--include-validation"],
     ],
     ids=lambda command: command[0],
 )
@@ -192,7 +192,7 @@ def test_a_run_among_many_is_told_as_it_is_alone(tmp_path: Path) -> None:
     for number in range(FEW + 1):
         file = tmp_path / f"run{number}" / "trace.duckdb"
         write_training(file, f"r{number:02}ab", float(number % 2))
-    for command in (["explain"], ["show"], ["ledger", "--run"]):
+    for command in (["explain"], ["show"], ["ledger"]):
         among = trace(*command, "r03ab", str(tmp_path), "--json")
         alone = trace(*command, "r03ab", str(tmp_path / "run3"), "--json")
         assert among.exit_code == alone.exit_code == 0, among.output

@@ -117,11 +117,14 @@ def test_ls_of_a_directory_a_file_and_all_below(
     found = json.loads(ajet("ls", "--json", "-f", "status = 'failed'"))
     assert [e["episode_id"] for e in found["episodes"]] == ["abff02"]
     assert found["runs"][0]["episodes"] == 2 and found["runs"][0]["unsound"] == 1
-    assert (
-        ajet("ledger", "run-1") == ajet("ledger", "--run", "math") != ""
-    )  # a run stands for a path too
+    assert ajet("ledger", "run-1") == ajet("ledger", "math", str(experiment)) != ""
     monkeypatch.chdir(older)
     assert "old" in ajet("ls") and "No episodes yet" in ajet("ls")
+
+
+def test_receipts_of_a_run_that_is_named_without_a_client(experiment: Path) -> None:
+    assert json.loads(ajet("receipts", str(experiment), "--json"))["run_id"] == "run-1"
+    assert "neither a client" in ajet("receipts", "nobody", str(experiment), code=2)
 
 
 def test_ls_lists_the_episodes_of_the_newest_run_that_has_any(tmp_path: Path) -> None:
@@ -139,8 +142,10 @@ def test_ls_lists_the_episodes_of_the_newest_run_that_has_any(tmp_path: Path) ->
         writer.put(
             Episode(episode_id="asked", run_id="full", task=Task(task_id="t", main_query="Why?"))
         )
-    assert "of 1, run full" in ajet("ls", str(tmp_path)) and "asked" in ajet("ls", str(tmp_path))
-    assert "No episodes yet" in ajet("ls", str(tmp_path), "--run", "next")
+    assert "1 of 1 episodes, run full" in ajet("ls", str(tmp_path)) and "asked" in ajet(
+        "ls", str(tmp_path)
+    )
+    assert "No episodes yet" in ajet("ls", "next", str(tmp_path))
 
 
 def test_show_an_episode_without_taking_its_text_for_anything_else(experiment: Path) -> None:
@@ -193,7 +198,7 @@ def test_an_id_that_fits_several_or_none_is_an_error(experiment: Path) -> None:
         "show", "ab", str(experiment), code=2
     )
     assert "nothing in this trace" in ajet("show", "zz", str(experiment), code=2)
-    assert "no run 'zz'" in ajet("ledger", str(experiment), "--run", "zz", code=2)
+    assert "no run 'zz'" in ajet("ledger", "zz", str(experiment), code=2)
 
 
 @pytest.mark.slow
@@ -203,8 +208,8 @@ def test_sql(experiment: Path) -> None:
     assert json.loads(
         ajet("sql", f"SELECT 'nan'::FLOAT AS a, 1 AS a, [1] AS b, {tokens}", where, "--json")
     ) == [{"a": None, "a:1": 1, "b": [1], "n": 4, "l": [4]}]
-    some = ajet("sql", f"SELECT step, name, value, {tokens} FROM metrics", where, "-n", "3")
-    assert "3 of 4 rows" in some and '"' not in some
+    some = ajet("sql", f"SELECT step, name, value, {tokens} FROM metrics, range(60)", where)
+    assert "100 of 240 rows" in some and '"' not in some
     wide = ajet(
         "sql",
         "SELECT episodes.output, episodes.error, calls.* FROM episodes JOIN calls USING"

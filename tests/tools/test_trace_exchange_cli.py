@@ -54,7 +54,7 @@ def ajet(*arguments: str, code: int = 0, input: bytes | None = None) -> Result:
 def test_export_to_a_file_says_what_it_wrote_and_redacted(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "chats.jsonl"
     said = ajet(
-        "export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", VALIDATION
+        "export", str(trace), "--format", "messages", "--out", str(out), "run", VALIDATION
     ).output
     assert (
         "2 rows of messages into" in said
@@ -71,7 +71,6 @@ def test_export_to_a_file_says_what_it_wrote_and_redacted(trace: Path, tmp_path:
         "messages",
         "--out",
         str(out),
-        "--run",
         "run",
         "--no-redact",
     )
@@ -85,10 +84,10 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
         ajet("export", str(trace), "--format", "messages", "-o", out, *options)
         return [json.loads(line)["episode_id"] for line in Path(out).read_text().splitlines()]
 
-    assert ids("--split", "val", "--run", "run-1") == ["e2"]
+    assert ids("--split", "val", "run-1") == ["e2"]
     assert ids(VALIDATION) == ["e1", "e2"], "e0 earned nothing"
     assert ids(VALIDATION, "--include-failures") == ["e0", "e1", "e2"]
-    assert ids("--episode", "e2", "--episode", "e0", VALIDATION) == ["e2", "e0"]
+    assert ids("e2", "e0", VALIDATION) == ["e2", "e0"]
 
 
 @pytest.fixture
@@ -304,8 +303,8 @@ def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
         in ajet("export", where, "--split", "test", code=2).output
     )
     assert "is a trace, which" in ajet("export", where, "--out", where, code=2).output
-    assert "no run 'zz'" in ajet("export", where, "--run", "zz", code=2).output
-    refused = ajet("export", where, "--run", "old", "--split", "val", code=2).output
+    assert "'zz'" in ajet("export", where, "zz", code=2).output
+    refused = ajet("export", where, "old", "--split", "val", code=2).output
     assert "no episode of this trace was selected" in refused
     assert (
         "no file"

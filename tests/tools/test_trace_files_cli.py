@@ -80,9 +80,9 @@ def test_prune_by_run_and_size(path: Path) -> None:
         [],
         ["--older-than", "soon"],
         ["--keep-size", "much"],
-        ["--run", "aaa", "--json"],
     ):
         ajet("prune", str(path), *arguments, code=2)
+    assert "Aborted" in ajet("prune", str(path), "--run", "aaa", "--json", input="n\n", code=1)
     assert "no run 'zzz'" in ajet("prune", str(path), "--run", "zzz", "--yes", code=2)
 
 

@@ -99,23 +99,22 @@ def listed(trace: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ls_filters_sorts_and_pages(trace: Path) -> None:
+def test_ls_filters_sorts_and_limits(trace: Path) -> None:
     assert listed(trace, "-f", "reward<0.3", "--sort", "reward") == ["e00", "e01", "e02"]
     assert listed(trace, "-f", "reward<0.3", "--sort", "-reward") == ["e02", "e01", "e00"]
-    assert listed(trace, "--sort", "step", "-n", "3", "--page", "2") == ["e03", "e04", "e05"]
+    assert listed(trace, "--sort", "step", "-n", "3") == ["e00", "e01", "e02"]
     assert listed(trace, "-f", "has('question 7') or step=8", "--sort", "step") == ["e07", "e08"]
     assert listed(trace, "-f", "status = 'failed'") == []
     whole = json.loads(ajet("ls", str(trace), "-f", "step<10", "-n", "4", "--json"))
-    assert (whole["count"], whole["of"], whole["page"]) == (10, 31, 1)
+    assert (whole["count"], whole["of"], len(whole["episodes"])) == (10, 31, 4)
 
 
 def test_ls_fits_the_terminal_and_says_what_it_shows(trace: Path) -> None:
-    text = ajet("ls", str(trace), "-f", "step<10", "-n", "4", "--page", "2", "--sort", "step")
-    assert "episodes 5 to 8 of 10 of 31, run run, by step, smallest first" in text
-    assert "more with --page 3" in text and "\x1b" not in text and "\\x1b[31m" in text
+    text = ajet("ls", str(trace), "-f", "step<10", "-n", "4", "--sort", "step")
+    assert "4 of 10 of 31 episodes, run run, by step, smallest first" in text
+    assert "more with -n" in text and "\x1b" not in text and "\\x1b[31m" in text
     assert all(len(line) <= 80 for line in text.splitlines()[1:])
     assert "No episode of 31 matches" in ajet("ls", str(trace), "-f", "step<0")
-    assert "this page does not exist" in ajet("ls", str(trace), "--page", "99")
 
 
 def test_the_help_names_every_field_and_column() -> None:

@@ -53,7 +53,7 @@ BOTH = ["onecafe", "twocafe"]
         ([], 2, "needs a terminal"),
         (["--web", "nothing"], 2, "no run 'nothing'"),
         (["--web", "nothing/there"], 1, "no file or directory nothing/there"),
-        (["--web", "--run", "x"], 2, "no run 'x'"),
+        (["--web", "x", "."], 2, "no run 'x'"),
         (["--web", "--port", "70000"], 2, "65535"),
     ],
 )

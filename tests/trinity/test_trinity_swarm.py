@@ -85,7 +85,7 @@ def test_a_server_trains_what_its_client_did(
 def receipts(one: Experiment) -> dict[str, int]:
     """What became of the clients' tokens, as `ajet trace receipts` prints it."""
     with running(one.folder) as start:
-        program = start("trace", "receipts", "--run", str(one.directory), "--json")
+        program = start("trace", "receipts", str(one.directory), "--json")
         assert program.wait() == 0, program.output
     totals: dict[str, int] = {}
     for client in json.loads(program.output)["receipts"]:

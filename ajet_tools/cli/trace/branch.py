@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -15,11 +15,9 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar
-from ajet_sdk.reporting.results import Report
 from ajet_sdk.types import Json
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
-from ajet_tools.cli.options import pick
-from ajet_tools.cli.result import TextResult
+from ajet_tools.cli.result import HIDDEN, TextResult
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace import queries
@@ -30,24 +28,78 @@ from ajet_tools.trace.locate import open_named
 _ADDRESS = ("path", "base_url", "name", "scripted", "recipe", "api_key_env")
 """Keys of a recorded `model` that identify the model."""
 _ID = 12
+_UNTRAINED = ("run", "debug")
+"""Backbones whose runs leave no checkpoint to name."""
+
+
+@dataclass(frozen=True)
+class ForkRow:
+    """A fork of the episode."""
+
+    episode_id: str
+    attempt: int
+    status: str
+    cause: str | None
+    error: str | None
+    reward: float | None
+    not_replayed: str | None
+    """Why it does not count: the workflow asked something else before the call."""
+    first_difference: str | None
 
 
 @dataclass(frozen=True)
 class BranchResult(TextResult):
-    point: BranchPoint
-    report: Report
-    forks: Sequence[Fork]
-    where: Path
+    episode_id: str
+    reward: float | None
+    """Of the original episode."""
+    call_id: str
+    call: int
+    token: int
+    run_id: str
+    directory: Path
+    forks: Sequence[ForkRow]
+    counted: int
+    mean_reward: float | None
+    where: Path = field(metadata=HIDDEN)
+    """The trace of the original episode."""
 
     @property
     def exit_code(self) -> int:
-        return 0 if _rewards(self.forks) else 1
-
-    def document(self) -> object:
-        return _as_json(self.point, self.report, self.forks)
+        return 0 if self.counted else 1
 
     def lines(self) -> Iterator[str]:
-        return _lines(self.point, self.report, self.forks, self.where)
+        place = f"call {self.call}{f', token {self.token}' if self.token else ''}"
+        yield (
+            f"{self.episode_id[:_ID]}  reward {number(self.reward):>6}  the original, branched at"
+            f" {place}"
+        )
+        replayed = [fork for fork in self.forks if fork.not_replayed is None]
+        for fork in replayed:
+            error = "" if fork.status == "succeeded" else f"failed with {fork.cause}; "
+            place = "the same to the end"
+            if fork.first_difference:
+                place = f"parts at {fork.first_difference}"
+            yield f"{fork.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}"
+        if self.mean_reward is not None:
+            forks = counted(self.counted, "fork")
+            yield f"\nMean reward {self.mean_reward:.4g} over {forks}{self._beside_original()}"
+        reasons = Counter(fork.not_replayed for fork in self.forks if fork.not_replayed)
+        for reason, count in reasons.items():
+            yield f"Not counted, {count} × {one_line(reason, 300)}"
+        if replayed:
+            a = self.episode_id[:_ID]
+            b = replayed[0].episode_id[:_ID]
+            to = self.directory
+            yield f"Forks are stored in {to}: ajet trace compare {a} {b} {self.where} {to}"
+
+    def _beside_original(self) -> str:
+        before = self.reward
+        if before is None:
+            return ""
+        rewards = [fork.reward for fork in self.forks if fork.reward is not None]
+        above = sum(reward > before + 1e-9 for reward in rewards)
+        below = sum(reward < before - 1e-9 for reward in rewards)
+        return f": {above} above the original, {below} below"
 
 
 def branch(
@@ -101,7 +153,33 @@ def branch(
         )
     with ProgressBar("Forks", k) as bar:
         report, forks = sample_forks(config, point, k, lambda episode: bar.advance())
-    return BranchResult(point, report, forks, where)
+    rewards = [fork.reward for fork in forks if fork.reward is not None]
+    return BranchResult(
+        episode_id=point.episode.episode_id,
+        reward=point.episode.reward,
+        call_id=point.call.call_id,
+        call=point.call.index,
+        token=point.keep,
+        run_id=report.run_id,
+        directory=report.directory,
+        forks=list(map(_row, forks)),
+        counted=len(rewards),
+        mean_reward=fmean(rewards) if rewards else None,
+        where=where,
+    )
+
+
+def _row(fork: Fork) -> ForkRow:
+    return ForkRow(
+        episode_id=fork.episode.episode_id,
+        attempt=fork.episode.attempt,
+        status=fork.episode.status,
+        cause=fork.episode.cause,
+        error=fork.episode.error,
+        reward=fork.reward,
+        not_replayed=fork.why_not or None,
+        first_difference=fork.parts,
+    )
 
 
 def _config(
@@ -115,10 +193,9 @@ def _config(
     """Merges the recorded config, the command line and the call's sampling. Raises ConfigError."""
     run_id = point.episode.run_id
     call = point.call
+    recorded = {}
     if options.conf is None:
         recorded = recorded_config(reader, run_id)
-    else:
-        recorded = {}
     file = recorded.pop("config_file", None)
     recorded.pop("tasks", None)
     job: Json = recorded.setdefault("ajet", {})  # type: ignore[assignment]
@@ -131,7 +208,7 @@ def _config(
         )
     if options.model:
         job["model"] = {key: value for key, value in model.items() if key not in _ADDRESS}
-    elif options.conf is None and _trains(reader, run_id):
+    elif options.conf is None and queries.overview(reader, run_id)[0]["backbone"] not in _UNTRAINED:
         newest = (where if where.is_dir() else where.parent) / "checkpoint" / run_id / "model"
         path = newest if newest.is_dir() else "CHECKPOINT"
         raise ConfigError(
@@ -149,72 +226,3 @@ def _config(
     more |= {"rollout.sampling": "run", "experiment_name": name, "experiment_dir": "auto"}
     beside = Path(file) if isinstance(file, str) else None
     return options.config(agent, overrides, more=more, recorded=recorded, beside=beside)
-
-
-def _trains(reader: TraceReader, run_id: str) -> bool:
-    backbones = reader.query("SELECT backbone FROM runs WHERE run_id = ?", [run_id]).to_pylist()
-    return any(row["backbone"] not in ("run", "debug") for row in backbones)
-
-
-def _as_json(point: BranchPoint, report: Report, forks: Sequence[Fork]) -> Mapping[str, object]:
-    rewards = _rewards(forks)
-    return {
-        **pick(point.episode, "episode_id", "reward"),
-        "call_id": point.call.call_id,
-        "call": point.call.index,
-        "token": point.keep,
-        **pick(report, "run_id", "directory"),
-        "forks": [
-            {
-                **pick(fork.episode, "episode_id", "attempt", "status", "cause", "error"),
-                "reward": fork.reward,
-                "not_replayed": fork.why_not or None,
-                "first_difference": fork.parts,
-            }
-            for fork in forks
-        ],
-        "counted": len(rewards),
-        "mean_reward": fmean(rewards) if rewards else None,
-    }
-
-
-def _rewards(forks: Sequence[Fork]) -> list[float]:
-    return [fork.reward for fork in forks if fork.reward is not None]
-
-
-def _lines(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Path) -> Iterator[str]:
-    original = point.episode
-    shown = [fork for fork in forks if not fork.why_not]
-    rewards = _rewards(forks)
-    place = f"call {point.call.index}{f', token {point.keep}' if point.keep else ''}"
-    yield (
-        f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched"
-        f" at {place}"
-    )
-    for fork in shown:
-        if fork.episode.status != "succeeded":
-            error = f"failed with {fork.episode.cause}; "
-        else:
-            error = ""
-        if fork.parts:
-            place = f"parts at {fork.parts}"
-        else:
-            place = "the same to the end"
-        yield (f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
-    if rewards:
-        before = original.reward
-        above, below = (
-            sum(sign * (reward - (before or 0.0)) > 1e-9 for reward in rewards) for sign in (1, -1)
-        )
-        if before is None:
-            beside = ""
-        else:
-            beside = f": {above} above the original, {below} below"
-        yield (f"\nMean reward {fmean(rewards):.4g} over {counted(len(rewards), 'fork')}{beside}")
-    for reason, count in Counter(fork.why_not for fork in forks if fork.why_not).items():
-        yield (f"Not counted, {count} × {one_line(reason, 300)}")
-    if shown:
-        a = original.episode_id[:_ID]
-        b = shown[0].episode.episode_id[:_ID]
-        to = report.directory
-        yield (f"Forks are stored in {to}: ajet trace compare {a} {b} {where} --path-b {to}")

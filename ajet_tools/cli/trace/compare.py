@@ -89,23 +89,19 @@ class TaskResult(Result):
 
 def compare(
     targets: Annotated[
-        list[str] | None, Argument(metavar="[A B] [PATH]", show_default=False)
+        list[str] | None, Argument(metavar="[A B] [PATH [PATH]]", show_default=False)
     ] = None,
-    limit: Annotated[int | None, Option("--limit", "-n", min=2, show_default=False)] = None,
     tasks: Annotated[
         bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")
     ] = False,
     task: Annotated[str | None, Option(metavar="TASK")] = None,
-    path_b: Annotated[
-        Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")
-    ] = None,
     split: Annotated[Split | None, Option()] = None,
     decoding: Annotated[Decoding | None, Option()] = None,
 ) -> RunsResult | TasksResult | TaskResult | EpisodePairResult | RunPairResult:
     """Compare the runs in and below a directory: what differs in their configs, and how they did.
     Or compare two: two episodes message by message, two runs or steps by their rewards.
 
-    Of many runs: those that differ by their seed only are one group, with the mean of their last
+    Of many runs, the newest 30: those that differ by their seed only are one group, with the mean of their last
     rewards and its 95 % interval; below six runs, the least and the greatest. Tasks are compared by
     validations, else by training.
 
@@ -113,8 +109,8 @@ def compare(
     below six tasks no p-value is given.
 
     Args:
-        targets: A directory of runs; or two episodes or runs, by id, name or path (RUN@STEP too), and their trace.
-        limit: Only the newest N runs. Default: 30, with --task all.
+        targets: A directory of runs; or two episodes or runs, by id, name or path (RUN@STEP too), and their trace,
+            or that of A and that of B.
         task: One task, by id or a part of its text: who solves it best, and runs by steps.
         split: Of two runs: the split to compare. Default: the last validation of both.
         decoding: Of two runs: the decoding to compare. Default: sampled attempts, if both have any.
@@ -128,19 +124,18 @@ def compare(
     ajet trace compare launcher_record/math@0 launcher_record/math@40
     """
     if targets is not None and len(targets) > 1:
-        if len(targets) > 3:
-            raise ConfigError("name two episodes or runs, and at most one trace after them")
-        a, b, *rest = targets
-        path = Path(rest[0]) if rest else None
-        return compare_two(a, b, path, path_b, split, decoding)
-    path = Path(targets[0]) if targets else None
-    reader, where, _ = open_named(None, path)
+        if len(targets) > 4:
+            raise ConfigError("name two episodes or runs, and at most two traces after them")
+        a, b, *traces = targets
+        return compare_two(a, b, [Path(trace) for trace in traces], split, decoding)
+    reader, where, _ = open_named(targets[0] if targets else None)
     with reader, reader.steady():
-        runs = queries.overview(reader)[: limit or (_RUNS if task is None else None)]
-        names = run_names(runs)
+        runs = queries.overview(reader)
         if task is not None:
             return _compare_task(reader, where, runs, task)
+        runs = runs[:_RUNS]
         if tasks:
+            names = run_names(runs)
             return TasksResult(where, names, task_rewards(reader, [*names]))
         compared = compare_runs(reader, runs)
     return RunsResult(where, compared.runs, compared.groups, compared.names)

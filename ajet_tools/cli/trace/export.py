@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar
-from ajet_tools.cli.model_option import Budgeted, ModelNamed, open_model
-from ajet_tools.cli.options import IncludeValidation
+from ajet_tools.cli.model_option import CONCURRENCY, parse_budget
 from ajet_tools.cli.result import TextResult
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, Split
@@ -21,25 +22,24 @@ from ajet_tools.dataset.from_traces.export import OF_MESSAGES, Format, Options, 
 from ajet_tools.dataset.from_traces.export import export as export_trace
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
 from ajet_tools.dataset.from_traces.sources import opened_sources
+from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.text.clean import counted
-from ajet_tools.trace.imports import format_of
-from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.queries.base import find_run
+from ajet_tools.trace.queries.base import find
 
 _PATHS = (
-    "ajet traces (files, directories, live runs), a run by its id or name, AgentScope Studio"
-    " databases, OTLP or OpenAI logs; - is stdin. Default: all traces in or below the current"
-    " directory."
+    "ajet traces (files, directories, live runs), AgentScope Studio databases, OTLP or OpenAI logs;"
+    " - is stdin. Default: all traces in or below the current directory. A run by its id or name, or"
+    " episodes by their ids: only those of the traces."
 )
 _FORMAT = (
     "tasks (for RL), messages, sharegpt or trl-prompt (for SFT), preferences (pairs), tokens, otlp,"
     " native or html."
 )
-_FROM = (
-    "Format of inputs that are not ajet traces: auto, openai, otlp, studio, tokens or another of"
-    " `ajet trace import`."
+_MODEL = (
+    "The model that grades: NAME@URL (an OpenAI-compatible endpoint; its key is OPENAI_API_KEY), NAME"
+    " at OPENAI_BASE_URL, PATH (a checkpoint), or FILE.py:NAME (a function that replies); after commas"
+    " price=IN/OUT of a million tokens, key=VARIABLE, concurrency=N, rpm=N, retries=N."
 )
-
 _FILES = (".duckdb", ".json", ".jsonl", ".gz", ".parquet", ".sqlite")
 """Suffixes of inputs: a missing file of one isn't taken for the name of a run."""
 _OF_FORMAT: dict[str, tuple[Format, ...]] = {
@@ -57,31 +57,33 @@ class ChoiceOptions:
 
     Args:
         filter: Only episodes that match, as in `ajet trace ls`.
-        run: Only this run, by its id, name or path. Default: all.
-        episode: Only this episode, by a unique prefix of its id; repeatable.
         split: Only these episodes. Default: all but trial.
         feedback: Only episodes with this feedback; repeatable.
         failed: Only failed tasks, the most frequent first.
-        include_failures: Also cut replies and episodes that earned nothing, as with --episode.
+        include_validation: Also use validation tasks and tasks that nearly repeat one.
+        include_failures: Also cut replies and episodes that earned nothing, as of an episode that is named.
     """
 
     filter: Annotated[str, Option("--filter", "-f", metavar="EXPR")] = ""
-    run: Annotated[str | None, Option(metavar="RUN")] = None
-    episode: Annotated[list[str] | None, Option(metavar="ID")] = None
     split: Split | None = None
     feedback: Annotated[list[str] | None, Option(metavar="up|down|corrected")] = None
     failed: Annotated[bool, Option("--failed")] = False
-    include_validation: IncludeValidation = False
+    include_validation: Annotated[bool, Option("--include-validation")] = False
     include_failures: Annotated[bool, Option("--include-failures")] = False
 
-    def choice(self, run: str | None) -> Choice:
+    def choice(self, reader: TraceReader, names: Sequence[str]) -> Choice:
+        """Returns the choice of these runs and episodes, by id or name."""
+        found = [find(reader, name) for name in names]
+        runs = [named.id for named in found if named.kind == "run"]
+        if len(runs) > 1 or any(named.kind == "call" for named in found):
+            raise ConfigError(f"name one run, or episodes (got {', '.join(names)})")
         return Choice(
             filter=self.filter,
             feedback=tuple(self.feedback or ()),
             failures=self.failed,
-            run=run,
+            run=runs[0] if runs else None,
             split=self.split,
-            episodes=tuple(self.episode or ()),
+            episodes=[named.id for named in found if named.kind == "episode"],
             include_validation=self.include_validation,
             include_failures=self.include_failures,
         )
@@ -166,12 +168,16 @@ def export(
     rubric: Annotated[
         str | None, Option(metavar="FILE|TEXT", help="Let --model grade episodes by this rubric.")
     ] = None,
-    model: ModelNamed = None,
-    budget: Budgeted = None,
-    source: Annotated[str, Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
-    skip_bad_rows: Annotated[
-        bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
-    ] = False,
+    model: Annotated[
+        str | None, Option(metavar="NAME@URL|PATH|FILE:NAME", envvar="OPENAI_MODEL", help=_MODEL)
+    ] = None,
+    budget: Annotated[
+        str | None,
+        Option(
+            metavar="KEY=N,...",
+            help="Stop before more than this is spent: calls=500,tokens=2000000,usd=5.",
+        ),
+    ] = None,
 ) -> ExportResult:
     """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML
     page.
@@ -192,7 +198,7 @@ def export(
     ajet trace export launcher_record/math --format preferences \\
       --filter "step>10" --margin 0.5 --out pairs.jsonl
     ajet trace export --format tokens --split train --out tokens.parquet
-    ajet trace export --format html --episode 3f2a91 --out episode.html
+    ajet trace export 3f2a91 --format html --out episode.html
     ajet trace export --format native --no-redact -o - | gzip > all.jsonl.gz
 
     Data from a deployed agent and its users' feedback:
@@ -206,23 +212,19 @@ def export(
     ajet trace export traces/ --format tasks --failed --out seeds.jsonl
     ajet dataset expand seeds.jsonl --count 500 --out data/
     """
-    import_format = format_of(source)
     grader = None
     if rubric is not None:
         words = read_rubric(rubric)
         cache = (Path(out).parent if out != "-" else Path()) / ".ajet-replies.sqlite"
-        grader = EpisodeGrader(open_model(model, budget, cache), words)
-    run, paths = _run_of(choosing.run, paths or [])
-    with ExitStack() as stack:
-        sources = stack.enter_context(
-            opened_sources(paths, import_format, skip_bad_rows=skip_bad_rows)
-        )
-        bar = stack.enter_context(ProgressBar("reading episodes"))
+        grader = EpisodeGrader(_opened(model, budget, cache), words)
+    names = [text for text in paths or () if _is_name(text)]
+    files = [text for text in paths or () if not _is_name(text)]
+    with opened_sources(files) as sources, ProgressBar("reading episodes") as bar:
         done = export_trace(
             sources,
             format,
             out,
-            choosing.choice(run),
+            choosing.choice(sources.reader, names),
             converting.options(format),
             grader=grader,
             progress=lambda what, count, of: bar.show(f"{what} episodes", count, of),
@@ -231,21 +233,22 @@ def export(
     return ExportResult(done, redacts=converting.redact, failures=choosing.failed)
 
 
-def _run_of(run: str | None, paths: list[str]) -> tuple[str | None, list[str]]:
-    """The run to export, None for all, and the paths: a single argument that is no path names a
-    run, and `--run PATH` the newest run there."""
-    if run is not None and not paths and Path(run).exists():
-        reader, _, _ = open_named(run)
-        with closing(reader):
-            return find_run(reader, None), [run]
-    if run is not None:
-        return run, paths
-    if len(paths) == 1 and paths[0] != "-":
-        path = Path(paths[0])
-        is_name = path.name == paths[0] and path.suffix not in _FILES
-        if is_name and not path.exists():
-            return paths[0], []
-    return None, paths
+def _opened(model: str | None, budget: str | None, cache: Path) -> ModelClient:
+    if not model:
+        raise ConfigError("no model given: pass --model NAME@URL, --model PATH or FILE.py:NAME")
+    spec = ModelSpec.parse(model, "--model")
+    return spec.open(
+        os.environ.get("OPENAI_BASE_URL", ""),
+        concurrency=CONCURRENCY,
+        cache=cache,
+        budget=parse_budget(budget, spec),
+    )
+
+
+def _is_name(text: str) -> bool:
+    """Whether an argument that is no path names a run or an episode, and no missing file."""
+    path = Path(text)
+    return text == path.name != "-" and path.suffix not in _FILES and not path.exists()
 
 
 def _write_rejected(done: TraceExport) -> None:
@@ -286,9 +289,8 @@ def _lines(done: TraceExport, *, redact: bool, failures: bool) -> Iterator[str]:
     if done.graded:
         yield f"  graded by the rubric: {counted(done.graded, 'episode')}"
     if done.usage:
-        if done.usage["cost"] is None:
-            cost = ""
-        else:
+        cost = ""
+        if done.usage["cost"] is not None:
             cost = f", {done.usage['cost']:.4f} in money"
         tokens = done.usage["input_tokens"] + done.usage["output_tokens"]
         yield f"  asked the model: {counted(done.usage['calls'], 'call')}, {tokens:,} tokens{cost}"
@@ -313,9 +315,8 @@ def _redaction(done: TraceExport, redact: bool) -> str:
     if not redact:
         return "not redacted: it may contain secrets and personal data"
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in done.redacted.most_common())
+    hint = ""
     if done.redacted["picture"]:
         hint = " (--keep-pictures keeps them)"
-    else:
-        hint = ""
     found = f"{kinds or 'nothing found'}{hint}"
     return f"redacted: {found}; names and addresses in prose are not detected"

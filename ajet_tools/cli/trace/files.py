@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console, RenderableType
 from rich.filesize import decimal
 from rich.markup import escape
 from typer import Argument, Option
@@ -20,8 +22,7 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.trace.limits import age, bytes_of, size
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import open_trace
-from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.result import TextResult
+from ajet_tools.cli.result import HIDDEN, Result, TextResult
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
@@ -33,10 +34,36 @@ from ajet_tools.trace.files.invariants import INVARIANTS
 from ajet_tools.trace.files.prune import OnStage, RunSize, beyond_size, refuse_live, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
-from ajet_tools.trace.imports import format_of
 from ajet_tools.trace.imports.audited import Dump, audit_dump
 from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.queries.base import rows
+
+
+@dataclass(frozen=True)
+class DroppedRun(RunSize):
+    """A run to delete, with its file."""
+
+    file: Path
+
+
+@dataclass(frozen=True)
+class PruneResult(Result):
+    runs: Sequence[DroppedRun]
+    dry_run: bool
+    before: int
+    """Size of the files in bytes."""
+    after: int
+    was_asked: bool = field(metadata=HIDDEN)
+    """The runs were listed already."""
+
+    def show(self, out: Console) -> None:
+        if not self.runs:
+            out.print("No runs to delete.")
+            return
+        if not self.was_asked:
+            out.print(_dropped_table(self.runs, out.width))
+        if not self.dry_run:
+            out.print(f"{decimal(self.before)} -> {decimal(self.after)}")
 
 
 def prune(
@@ -54,8 +81,7 @@ def prune(
         bool, Option("--dry-run", help="Print what would be deleted, and stop.")
     ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> PruneResult:
     """Delete whole runs with their episodes, calls, metrics and feedback, after asking.
 
     Files that are being written are passed over; if all are, that is an error. --keep-size always
@@ -68,56 +94,44 @@ def prune(
     """
     if not (older_than or run or keep_size):
         raise ConfigError("nothing selected: pass --older-than 30d, --run ID or --keep-size 500MB")
-    if as_json and not (yes or dry_run):
-        raise ConfigError("--json never asks for confirmation; add --yes or --dry-run")
-    files = [file for trace in _traces(path).values() for file in trace]
+    files = list(chain.from_iterable(_traces(path).values()))
     live = settled_owners(files)
     if len(live) == len(files):
         refuse_live(files[0], "prune")
     elif live:
         echo(f"Passed over, because they are being written: {', '.join(map(str, live))}", err=True)
     files = [file for file in files if file not in live]
-    with open_trace(*live) if live else nullcontext() as reader:
-        if reader:
-            alive = {run["run_id"] for run in rows(reader, "SELECT run_id FROM runs")}
-        else:
-            alive = set()
+    alive = set[str]()
+    if live:
+        with open_trace(*live) as reader:
+            alive = {row["run_id"] for row in rows(reader, "SELECT run_id FROM runs")}
     gone = [
-        entry
-        for entry in _chosen(files, older_than, run or (), keep_size)
-        if entry[1].run_id not in alive
+        one for one in _chosen(files, older_than, run or (), keep_size) if one.run_id not in alive
     ]
     before = sum(map(bytes_of, files))
-    if not as_json:
-        _print_pruned(gone)
-    if gone and not dry_run:
-        if not (yes or as_json):
-            typer.confirm("Delete them permanently?", abort=True, err=True)
+    asks = bool(gone) and not dry_run and not yes
+    if asks:
+        err = render.console(stderr=True)
+        err.print(_dropped_table(gone, err.width))
+        typer.confirm("Delete them permanently?", abort=True, err=True)
+    if not dry_run:
         with _progress() as report:
-            for file in dict.fromkeys(file for file, _ in gone):
-                prune_file(
-                    file, [run_size.run_id for where, run_size in gone if where == file], report
-                )
-    after = sum(map(bytes_of, files))
-    if as_json:
-        dropped = [{"file": str(file), **asdict(run_size)} for file, run_size in gone]
-        print_json({"runs": dropped, "dry_run": dry_run, "before": before, "after": after})
-    elif gone and not dry_run:
-        echo(f"{decimal(before)} -> {decimal(after)}")
+            for file in dict.fromkeys(one.file for one in gone):
+                prune_file(file, [one.run_id for one in gone if one.file == file], report)
+    return PruneResult(gone, dry_run, before, sum(map(bytes_of, files)), asks)
 
 
 def _chosen(
     files: Sequence[Path], older_than: str | None, prefixes: Sequence[str], keep_size: str | None
-) -> list[tuple[Path, RunSize]]:
-    """Returns the runs to delete with their files, oldest first."""
+) -> list[DroppedRun]:
+    """Returns the runs to delete, oldest first."""
     limit = age(older_than, "--older-than") if older_than else None
     room = size(keep_size, "--keep-size") if keep_size else None
-    sizes: list[tuple[Path, RunSize]] = []
+    runs: list[DroppedRun] = []
     for file in files:
         with open_trace(file) as reader:
-            sizes += [(file, run) for run in run_sizes(reader, file)]
-    sizes.sort(key=lambda pair: (pair[1].last, pair[1].run_id))
-    runs = [run for _, run in sizes]
+            runs += [DroppedRun(**asdict(run), file=file) for run in run_sizes(reader, file)]
+    runs.sort(key=lambda run: (run.last, run.run_id))
     chosen: set[str] = set()
     if limit is not None:
         chosen |= {run.run_id for run in older(runs, datetime.now(timezone.utc) - limit)}
@@ -126,39 +140,20 @@ def _chosen(
     if prefixes:
         with open_trace(*files) as reader:
             chosen |= {queries.find_run(reader, prefix) for prefix in prefixes}
-    return [(file, run) for file, run in sizes if run.run_id in chosen]
+    return [run for run in runs if run.run_id in chosen]
 
 
-def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
-    if not gone:
-        echo("No runs to delete.")
-        return
-    out = render.console()
-    several = len({file for file, _ in gone}) > 1
-    table = []
-    for file, run in gone:
-        row: dict[str, object] = {
-            "run": run.run_id[:12],
-            "name": run.name,
-            "status": run.status,
-            "last": run.last,
-        }
-        row |= {
-            "episodes": run.episodes,
-            "calls": run.calls,
-            "feedback": run.feedback,
-            "about": decimal(run.bytes),
-        }
-        table.append({"file": str(file), **row} if several else row)
-    if len(table) == 1:
-        count = "1 run goes"
-    else:
-        count = f"{len(table):,} runs go"
-    out.print(
-        render.table(
-            table, out.width, title=f"{count}, with all that belongs to it", right=["about"]
-        )
-    )
+def _dropped_table(runs: Sequence[DroppedRun], width: int) -> RenderableType:
+    several = len({run.file for run in runs}) > 1
+    table: list[dict[str, object]] = []
+    for run in runs:
+        row: dict[str, object] = {"file": str(run.file)} if several else {}
+        row |= {"run": run.run_id[:12], "name": run.name, "status": run.status, "last": run.last}
+        row |= {"episodes": run.episodes, "calls": run.calls, "feedback": run.feedback}
+        table.append({**row, "about": decimal(run.bytes)})
+    count = "1 run goes" if len(table) == 1 else f"{len(table):,} runs go"
+    title = f"{count}, with all that belongs to it"
+    return render.table(table, width, title=title, right=["about"])
 
 
 @dataclass(frozen=True)
@@ -247,7 +242,6 @@ def check(
     paths: Annotated[list[Path] | None, Argument(metavar="PATH...", show_default=False)] = None,
     deep: Annotated[bool, Option("--deep")] = False,
     weights: Annotated[bool, Option("--weights")] = False,
-    source: Annotated[str, Option("--from", metavar="FORMAT")] = "auto",
     tokenizer: Annotated[Path | None, Option(metavar="DIR")] = None,
 ) -> CheckResult | DumpResult:
     """Check a trace for consistency and list violations with their ids. Exits with 1 if there are
@@ -275,7 +269,6 @@ def check(
         paths: A trace file or a directory; or other trainers' files. Default: the current directory.
         deep: Also recompute prompts, texts, advantages, ledger and metrics of each training.
         weights: --deep, and log-probabilities by the run's model and checkpoints (needs torch).
-        source: Other trainers' files: their format, as in `ajet trace import`.
         tokenizer: Other trainers' files: compare ids with the text.
 
     \b
@@ -283,17 +276,17 @@ def check(
     ajet trace check launcher_record/math --json
     ajet trace check launcher_record/math --deep
     ajet trace check outputs/gsm8k/traces.jsonl --tokenizer ~/models/Qwen3-0.6B
-    ajet trace check datums.jsonl --from tinker --json
+    ajet trace check datums.jsonl --json
     """
     paths = paths or []
     dumps = [path for path in paths if path.is_file() and not _is_trace(path)]
-    if dumps or source != "auto" or tokenizer is not None:
+    if dumps or tokenizer is not None:
         if deep or weights or len(dumps) < len(paths) or not dumps:
             raise ConfigError(
-                "check traces (with --deep, --weights) or other trainers' files (with --from,"
-                " --tokenizer), not both in one command"
+                "check traces (with --deep, --weights) or other trainers' files (with --tokenizer),"
+                " not both in one command"
             )
-        return DumpResult(audit_dump(dumps, format_of(source), tokenizer), dumps)
+        return DumpResult(audit_dump(dumps, tokenizer), dumps)
     deep = deep or weights
     traces = {} if paths else _traces(None)
     for path in paths:
@@ -329,10 +322,9 @@ def _is_trace(path: Path) -> bool:
 
 def _audit_lines(where: str, audited: Audit) -> Iterator[str]:
     if not audited.differs:
+        forward = ""
         if "weights" in audited.rows:
             forward = f", {audited.rows['weights']:,} with the weights"
-        else:
-            forward = ""
         calls = counted(audited.rows["calls"], "call")
         yield (
             f"{where}: recomputed, nothing differs ({audited.checks} checks of {calls}{forward})"
@@ -347,10 +339,9 @@ def _audit_lines(where: str, audited: Audit) -> Iterator[str]:
         unchecked.setdefault((why.check, why.reason), []).append(why.run[:12])
     for (check, reason), runs in unchecked.items():
         more = f" and {len(runs) - 3:,} more" if len(runs) > 3 else ""
+        named = ""
         if any(runs):
             named = f", run {', '.join(runs[:3])}{more}"
-        else:
-            named = ""
         yield (f"not checked{named}: {check}: {one_line(reason)}")
 
 

@@ -14,13 +14,13 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar, visible
 from ajet_sdk.trace.reader import ledger_balance
 from ajet_tools.cli.result import HIDDEN, Result
-from ajet_tools.cli.trace.options import Fitting, Newest, OfRun, WhereOrRun
+from ajet_tools.cli.trace.options import Fitting, Newest, OfRun, Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.filters import parse
-from ajet_tools.trace.queries.runs import LedgerPart, LedgerTotal
+from ajet_tools.trace.queries.runs import LedgerPart, LedgerTotal, with_shares
 from ajet_tools.trace.splits import by_cause, splits_of
 
 _UNBOOKED = 20
@@ -45,15 +45,13 @@ class LedgerResult(Result):
         return int(not self.balanced and self.status == "finished")
 
     def show(self, out: Console) -> None:
-        tokens = sum(row["tokens"] for row in self.outcomes) or 1
-        rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in self.outcomes]
         if self.filter:
             out.print(
                 f"of episodes that match {one_line(self.filter)}; the verdict is for the whole run",
                 style="dim",
             )
-        if rows:
-            out.print(render.table(rows, out.width, right=["share"]))
+        if self.outcomes:
+            out.print(render.table(with_shares(self.outcomes), out.width, right=["share"]))
         else:
             out.print("no tokens in the ledger")
         out.print(_verdict(self.run_id, self.status, self.wrong), soft_wrap=True)
@@ -100,8 +98,8 @@ class SplitsResult(Result):
 
 
 def ledger(
-    path: WhereOrRun = None,
     run: OfRun = None,
+    path: Where = None,
     filter: Fitting = None,
     by: Annotated[LedgerPart | None, Option("--by", show_default=False)] = None,
     splits: Annotated[bool, Option("--splits")] = False,

@@ -12,7 +12,7 @@ from typer import Option
 
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.result import HIDDEN, Result
-from ajet_tools.cli.trace.options import Fitting, OfRun, WhereOrRun
+from ajet_tools.cli.trace.options import Fitting, OfRun, Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, short_ids
 from ajet_tools.trace import queries
@@ -38,11 +38,8 @@ class ListResult(Result):
     count: int
     """Episodes that match."""
     of: int
-    page: int
     episodes: Sequence[ListedEpisode]
     listing: Listing = field(metadata=HIDDEN)
-    start: int = field(default=0, metadata=HIDDEN)
-    """Number of episodes on the pages before."""
 
     paged = True
 
@@ -84,29 +81,27 @@ class ListResult(Result):
         if self.count < self.of:
             matching = f"{self.count:,} of {self.of:,}"
         run = short_ids([run["run_id"] for run in self.runs]).get(self.run_id or "", "")
-        last = self.start + len(self.episodes)
-        title = f"\nepisodes {self.start + 1:,} to {last:,} of {matching}, run {run}, {order}"
+        title = f"\n{len(self.episodes):,} of {matching} episodes, run {run}, {order}"
         columns = [*_EPISODE_COLUMNS]
         if listing.sort not in (*_EPISODE_COLUMNS, "ended_at"):
             columns.insert(0, listing.sort)
         ids = short_ids([episode["episode_id"] for episode in self.episodes])
         rows = [_row("episode", ids[e["episode_id"]], e, columns) for e in self.episodes]
         out.print(render.table(rows, out.width, title=title))
-        if last < self.count:
-            out.print(f"more with --page {self.page + 1}, or -n", style="dim")
+        if len(self.episodes) < self.count:
+            out.print("more with -n", style="dim")
 
 
 def ls(
-    path: WhereOrRun = None,
     run: OfRun = None,
+    path: Where = None,
     filter: Fitting = None,
     sort: Annotated[
         str, Option(metavar="COLUMN", help="Sort by this column; -COLUMN sorts descending.")
     ] = "-ended_at",
-    page: Annotated[int, Option(min=1, help="Page number.")] = 1,
-    limit: Annotated[int, Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of episodes.")] = 20,
 ) -> ListResult:
-    """List runs, and the episodes of one: filtered, sorted, in pages.
+    """List runs, and the episodes of one: filtered and sorted.
 
     A filter is what SQL has after WHERE (DuckDB's), over these columns: episode_id run_id group_id
     task_id task reward success status cause error split decoding step last_step attempt turns calls
@@ -121,7 +116,7 @@ def ls(
     \b
     ajet trace ls
     ajet trace ls launcher_record/math -f "reward < 0.5 and status = 'succeeded'" --sort reward
-    ajet trace ls -f "'werewolf' in agents and has('i am a villager')" -n 50 --page 2
+    ajet trace ls -f "'werewolf' in agents and has('i am a villager')" -n 50
     ajet trace ls -f "age() < interval 2 hour"
     ajet trace ls --sort -tokens --json
     """
@@ -142,12 +137,10 @@ def ls(
             column = sort.removeprefix("-")
             largest = sort.startswith("-")
             listing = open_listing(reader, chosen, wanted, column, largest, progress=bar.update)
-        start = (page - 1) * limit
-        stop = min(listing.count, start + limit)
-        chunks = (
-            listing.page(reader, at, min(_CHUNK, stop - at)) for at in range(start, stop, _CHUNK)
-        )
-        episodes = [row for chunk in chunks for row in chunk]
+        count = min(listing.count, limit)
+        episodes: list[ListedEpisode] = []
+        for start in range(0, count, _CHUNK):
+            episodes += listing.page(reader, start, min(_CHUNK, count - start))
     return ListResult(
         trace=where,
         runs=judged,
@@ -155,16 +148,12 @@ def ls(
         run_id=chosen,
         count=listing.count,
         of=listing.of,
-        page=page,
         episodes=episodes,
         listing=listing,
-        start=start,
     )
 
 
 def _none_of(listing: Listing) -> str:
-    if listing.count:
-        return f"\nThere are only {listing.count:,} episodes; this page does not exist."
     if listing.of:
         return f"\nNo episode of {listing.of:,} matches the filter."
     return "\nNo episodes yet."

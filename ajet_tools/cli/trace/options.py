@@ -1,4 +1,4 @@
-"""Options shared by `ajet trace` commands: trace, run, filter."""
+"""Arguments and options shared by `ajet trace` commands: trace, run, filter."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ _PATH_HELP = (
     "A trace file, or a directory whose traces are read as one. Default: the current directory."
 )
 Where = Annotated[Path | None, Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
-RUN_HELP = (
-    "A trace file, a directory (all traces in and below it are read as one), or a run by its id or"
-    " name. Default: all in or below the current directory."
-)
-WhereOrRun = Annotated[Path | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)]
 OfRun = Annotated[
     str | None,
-    Option("--run", metavar="RUN", help="A run, by id, name or path. Default: the newest."),
+    Argument(
+        metavar="RUN",
+        help=(
+            "A run by its id or name, a trace file, or a directory, whose traces are read as one."
+            " Default: the newest run."
+        ),
+        show_default=False,
+    ),
 ]
 Fitting = Annotated[
     str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from typer import Argument
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.cli.result import HIDDEN, Result
-from ajet_tools.cli.trace.options import OfRun, Where
+from ajet_tools.cli.trace.options import OfRun
 from ajet_tools.text import tables as render
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
@@ -47,7 +48,6 @@ def receipts(
         str | None,
         Argument(metavar="CLIENT|EPISODE", show_default=False, help="Default: all clients."),
     ] = None,
-    path: Where = None,
     run: OfRun = None,
 ) -> ReceiptsResult:
     """Show what became of each client's tokens: trained, stale, abandoned, or why else not.
@@ -59,7 +59,10 @@ def receipts(
     ajet trace receipts "laptop of Ada"
     ajet trace receipts 3f2a91 --json
     """
-    reader, _, named = open_named(run, path)
+    if of is not None and run is None and Path(of).exists():  # the run alone
+        run = of
+        of = None
+    reader, _, named = open_named(run)
     with reader, reader.steady():
         run_id = queries.find_run(reader, named)
         of_run = reader.of_run(run_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import Console
 from typer import Option
@@ -16,7 +16,7 @@ from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import pick
 from ajet_tools.cli.result import Result
-from ajet_tools.cli.trace.options import Fitting, OfRun, WhereOrRun
+from ajet_tools.cli.trace.options import Fitting, OfRun, Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
@@ -50,23 +50,9 @@ class RejudgeResult(Result):
 
 def rejudge(
     judge: Annotated[str, Option(metavar="JUDGE", help=JUDGE_HELP)],
-    path: WhereOrRun = None,
     run: OfRun = None,
+    path: Where = None,
     filter: Fitting = None,
-    split: Annotated[
-        Literal["train", "val", "trial"] | None, Option(help="Only these episodes.")
-    ] = None,
-    concurrency: Annotated[
-        int, Option(min=1, help="Maximum number of episodes judged concurrently.")
-    ] = 8,
-    timeout: Annotated[
-        float | None,
-        Option(
-            min=0.1,
-            metavar="SECONDS",
-            help="Time limit of a judgement, in seconds. Default: the run's.",
-        ),
-    ] = None,
 ) -> RejudgeResult:
     """Re-score recorded episodes with another judge, and show how rewards, groups and advantages
     change.
@@ -76,29 +62,21 @@ def rejudge(
 
     \b
     ajet trace rejudge --judge agent.py:strict
-    ajet trace rejudge launcher_record/math --judge math --split val --json
+    ajet trace rejudge launcher_record/math --judge math -f "split = 'val'" --json
     """
     reader, _, run = open_named(run, path)
     with reader:
         run_id = queries.find_run(reader, run)
         config = run_config(reader, run_id)
         new_judge = named_judge(judge, config)
-        ids = _chosen(reader, run_id, filter, split)
+        ids = _chosen(reader, run_id, filter)
         with ProgressBar("Judging", len(ids)) as bar:
             groups = groups_of(reader, run_id, ids, whole=compared_over(config))
-            work = run_rejudge(
-                groups,
-                new_judge,
-                config,
-                parallel=concurrency,
-                timeout=timeout,
-                progress=bar.advance,
-            )
-            changes = asyncio.run(work)
+            changes = asyncio.run(run_rejudge(groups, new_judge, config, progress=bar.advance))
     return RejudgeResult(run_id, judge, changes)
 
 
-def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
+def _chosen(reader: TraceReader, run_id: str, filter: str | None) -> list[str]:
     """Returns the ids of the selected episodes, oldest first. Raises QueryError if there are
     none."""
     where = "true"
@@ -111,15 +89,13 @@ def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | N
         reader,
         f"""
         SELECT e.episode_id FROM episodes e
-        WHERE ({where}) AND e.run_id = ? AND NOT e.superseded AND (?::VARCHAR IS NULL OR e.split = ?)
+        WHERE ({where}) AND e.run_id = ? AND NOT e.superseded
         ORDER BY e.started_at, e.episode_id""",
         *parameters,
         run_id,
-        split,
-        split,
     )
     if not matches:
-        narrowed = " that fits" if filter or split else ""
+        narrowed = " that fits" if filter else ""
         raise QueryError(
             f"run {run_id} has no finished episode{narrowed}; `ajet trace ls` lists them"
         )

@@ -162,14 +162,14 @@ def _print_episode(overview: EpisodeOverview, out: Console, full: bool) -> None:
             out.print(Rule(Text(visible(branch_title(branch))), align="left"))
         blocks = list(_new_blocks(conversation_blocks(overview, number), printed))
         printed.update((block.title, block.text) for block in blocks)
+        cut: Sequence[str] = ()
         if not full and len(branch.chain) > _FIRST + _LAST:
             cut = branch.chain[_FIRST:-_LAST]
-        else:
-            cut = ()
         last = next(
             (n for n, block in enumerate(blocks) if cut and block.call_id in branch.chain[-_LAST:]),
             0,
         )
+        # what the first calls have of the cut ones, such as forks, stays
         _print_blocks(out, (block for block in blocks[:last] if block.call_id not in cut), full)
         if cut:
             out.print(

@@ -28,14 +28,15 @@ from ajet_tools.trace.locate import open_located
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_MOST_ROWS = 100
+"""Rows of a table that is printed for people."""
+
 
 @dataclass(frozen=True)
 class RowsResult(Result):
     """The rows of a query; `--json` has all of them, a table the first ones."""
 
     rows: pa.Table
-    limit: int
-
     paged = True
 
     def document(self) -> object:
@@ -46,9 +47,9 @@ class RowsResult(Result):
             for row in self.rows.to_pylist():
                 out.print(visible(row["explain_value"]), soft_wrap=True)
             return
-        out.print(render.table(list(rows_of(self.rows.slice(0, self.limit))), out.width))
-        if len(self.rows) > self.limit:
-            note = f"{self.limit:,} of {len(self.rows):,} rows; for more, raise --limit"
+        out.print(render.table(list(rows_of(self.rows.slice(0, _MOST_ROWS))), out.width))
+        if len(self.rows) > _MOST_ROWS:
+            note = f"{_MOST_ROWS} of {len(self.rows):,} rows; --json, --csv and --out have all"
             out.print(note, style="dim")
         elif not len(self.rows):
             out.print("no rows", style="dim")
@@ -85,7 +86,6 @@ def sql(
         str, Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)
     ],
     path: Where = None,
-    limit: Annotated[int, Option("--limit", "-n", min=1)] = 100,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV with a header.")] = False,
     out: Annotated[Path | None, Option("--out", "-o", metavar="FILE")] = None,
 ) -> RowsResult | CsvResult | SavedResult:
@@ -95,7 +95,6 @@ def sql(
     the new part of each prompt; the view `calls_full` has whole prompts and requests.
 
     Args:
-        limit: Rows to print; JSON, CSV and files have all rows.
         out: Write a .csv, .jsonl or .parquet file; an existing file is not overwritten.
 
     \b
@@ -119,7 +118,7 @@ def sql(
         return SavedResult(len(table), out)
     if as_csv:
         return CsvResult(table)
-    return RowsResult(table, limit)
+    return RowsResult(table)
 
 
 def _result(reader: TraceReader, query: str) -> pa.Table:

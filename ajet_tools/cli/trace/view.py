@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from ajet_sdk.errors import TraceError, TraceVersionError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.trace.options import RUN_HELP
+from ajet_tools.cli.trace.options import OfRun, Where
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import Named, open_named
@@ -23,12 +23,8 @@ _PATIENCE = 60.0
 
 
 def view(
-    target: Annotated[
-        str | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)
-    ] = None,
-    run: Annotated[
-        str | None, Option(metavar="RUN", help="Start with this run, by its id or name.")
-    ] = None,
+    run: OfRun = None,
+    path: Where = None,
     tokenizer: Annotated[Path | None, Option(metavar="PATH")] = None,
     web: Annotated[
         bool, Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")
@@ -52,7 +48,7 @@ def view(
     ajet trace view launcher_record/math --web --port 8000
     """
     if web:
-        _serve(target, run, tokenizer, port, until_eof)
+        _serve(run, path, tokenizer, port, until_eof)
         return
     served = "TEXTUAL_DRIVER" in os.environ  # as textual-serve sets it
     if not served:
@@ -62,13 +58,9 @@ def view(
             " view --web`",
         )
     app_module = load_viewer("trace.app")
-    reader, where, named_run = _when_there(target) if served else open_named(target)
+    reader, where, named = _when_there(run, path) if served else open_named(run, path)
     with reader:
-        wanted = run or named_run
-        if wanted is None:
-            run_id = None
-        else:
-            run_id = queries.find_run(reader, wanted)
+        run_id = None if named is None else queries.find_run(reader, named)
         viewer = app_module.TraceApp(reader, where, run_id)
         viewer.tokenizer = tokenizer
         if served:
@@ -86,12 +78,12 @@ def _exit_with(server: int, leave: Callable[[], None]) -> None:
     leave()
 
 
-def _when_there(target: str | None) -> Named:
+def _when_there(run: str | None, path: Path | None) -> Named:
     """Opens the trace, and waits for a run that has not written yet."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            return open_named(target)
+            return open_named(run, path)
         except TraceVersionError:
             raise
         except TraceError:
@@ -101,23 +93,21 @@ def _when_there(target: str | None) -> Named:
 
 
 def _serve(
-    target: str | None, run: str | None, tokenizer: Path | None, port: int, until_eof: bool
+    run: str | None, path: Path | None, tokenizer: Path | None, port: int, until_eof: bool
 ) -> None:
     serve = load_viewer("web").serve
     arguments = ["trace", "view"]
-    if run:
-        arguments += ["--run", run]
     if tokenizer:
         arguments += ["--tokenizer", str(tokenizer.absolute())]
-    if target:
-        arguments += ["--", target]
+    if run:
+        arguments += ["--", run, *([] if path is None else [str(path)])]
     if until_eof:  # a run starts the viewer before it writes its trace
         serve(arguments, port, echo, until_eof=True)
         return
-    reader, _, named_run = open_named(target)
+    reader, _, named = open_named(run, path)
     with reader:
-        if run or named_run:
-            queries.find_run(reader, run or named_run)
+        if named:
+            queries.find_run(reader, named)
     serve(
         arguments,
         port,

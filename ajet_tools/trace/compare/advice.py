@@ -74,10 +74,9 @@ def _signs(history: Mapping[str, Mapping[int, float]], *, since_start: bool) -> 
     rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {first} to {steps[-1]})"
     signs = {}
     for name, values in history.items():
+        change = None
         if name.startswith("train/"):
             change = _change(values, since_start)
-        else:
-            change = None
         if change is None:
             continue
         before, after, errors = change

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,11 @@ class ComparedMessage:
     text: str
     call_id: str
     """The first call with this message in its request or reply."""
+
+    @property
+    def content(self) -> tuple[str, str, str]:
+        """What is compared."""
+        return self.role, self.agent, self.text
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +82,8 @@ def align(reference: ComparedAttempt, attempt: ComparedAttempt) -> Divergence | 
     """Find the first difference from a reference; None if there is none."""
     a = reference.messages
     b = attempt.messages
-    same = common_start(
-        *([(message.role, message.agent, message.text) for message in side] for side in (a, b))
-    )
+    # the same message is another call's in each episode
+    same = common_start([message.content for message in a], [message.content for message in b])
     if same == len(a) == len(b):
         return None
     character = 0
@@ -109,10 +114,9 @@ def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Compa
     """Read episodes to compare, in the given order. Raises QueryError for an unknown episode."""
     records = known_records(reader, episode_ids)
     unknown = [r.episode.episode_id for r in records if _trained(r) and not r.trained]
+    recomputed = {}
     if unknown:
         recomputed = recomputed_advantages(reader, *unknown)
-    else:
-        recomputed = {}
     return [attempt_of(record, recomputed) for record in records]
 
 
@@ -144,11 +148,10 @@ def compared_messages(calls: Sequence[Call]) -> tuple[ComparedMessage, ...]:
     order of their calls."""
     by_agent = grouped((call for call in calls if call.phase == "rollout"), lambda call: call.agent)
     position = {call.call_id: i for i, call in enumerate(calls)}
-    messages = [
-        ComparedMessage(message.role, agent, message.text, message.call_id)
-        for agent, chain in by_agent.items()
-        for message in conversation(chain)
-    ]
+    messages: list[ComparedMessage] = []
+    for agent, agent_calls in by_agent.items():
+        for message in conversation(agent_calls):
+            messages.append(ComparedMessage(message.role, agent, message.text, message.call_id))
     return tuple(sorted(messages, key=lambda message: position[message.call_id]))
 
 
@@ -189,7 +192,7 @@ def side_by_side(reference: ComparedAttempt, attempt: ComparedAttempt, width: in
         right = _message(attempt.messages, number, divergence, width)
         for line in range(max(len(left), len(right)) + 1):
             cells = (_at(left, line), _at(right, line))
-            differs = any(kind == "differs" for cell in cells for _, kind in cell)
+            differs = any(kind == "differs" for _, kind in chain(*cells))
             if differs and first_difference is None:
                 first_difference = len(lines)
             lines.append(cells)
@@ -220,13 +223,13 @@ def _message(
         for word in _WORDS.findall(shown(text).replace("\t", "    ")):
             labels.append(word)
             kinds.append(kind)
-    lines: list[Cell] = [
-        [(text, kinds[word]) for word, text, _ in line] for line in lay_out(labels, width).lines
-    ]
+    lines: list[Cell] = []
+    is_marked = False
+    for line in lay_out(labels, width).lines:
+        lines.append([(text, kinds[word]) for word, text, _ in line])
+        is_marked = is_marked or any(kinds[word] == "differs" for word, _, _ in line)
     head: Cell = [(shown(title)[:width], "role")]
-    if here and not any(
-        kind == "differs" for line in lines for _, kind in line
-    ):  # a line break, or another role
+    if here and not is_marked:  # a line break differs, or the role
         head.append((" (differs)", "differs"))
     return [head, *lines]
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from statistics import fmean, pvariance
 
 from ajet_sdk.protocols import TraceReader
@@ -76,6 +77,7 @@ def differ(before: Sequence[float], after: Sequence[float]) -> bool:
         return False
     a = fmean(before)
     b = fmean(after)
+    # the variance of a mean, each side with its own
     error = math.sqrt(pvariance(before) / (len(before) - 1) + pvariance(after) / (len(after) - 1))
     return abs(b - a) > max(3 * error, 0.1 * max(abs(a), abs(b)), 1e-9)
 
@@ -100,11 +102,12 @@ def changes_of_tasks(
         for task_id in a
         if task_id in b
     }
-    fell, rose = ([task for task, by in changes.items() if sign * by > 1e-9] for sign in (-1, 1))
+    fell = [task for task, change in changes.items() if change < -1e-9]
+    rose = [task for task, change in changes.items() if change > 1e-9]
     if not fell and not rose:
         return
     test = paired(list(changes.values()))
-    steps = sorted({e["step"] for of in a.values() for e in of})
+    steps = sorted({episode["step"] for episode in chain(*a.values())})
     interval = "too few tasks for an interval"
     if test.low is not None and test.high is not None:
         interval = f"{100 * (test.level or 0):.0f} % interval {test.low:+.3g} to {test.high:+.3g}"
@@ -118,7 +121,7 @@ def changes_of_tasks(
         f" {len(rose)} rose: mean change {test.mean:+.3g}, {interval}",
         test.low,
         test.high,
-        tuple(e["episode_id"] for task in fell + rose for e in b[task]),
+        tuple(e["episode_id"] for e in chain(*(b[task] for task in fell + rose))),
     )
     pairs = []
     for tasks, (better, worse) in ((fell, (a, b)), (rose, (b, a))):
@@ -157,12 +160,11 @@ def _partings(
     readers: Sequence[TraceReader], pairs: Sequence[tuple[StepEpisode, StepEpisode]]
 ) -> Iterator[tuple[StepEpisode, StepEpisode, str]]:
     """Describe the first difference of each pair of a best and a worst attempt."""
-    ids = list(dict.fromkeys(e["episode_id"] for pair in pairs for e in pair))
-    if ids:
-        whole = [e for reader in readers for e in episodes(reader, episode_ids=ids)]
-    else:
-        whole = []
-    attempts = {e.episode_id: attempt_of(Record(e)) for e in whole}
+    ids = list(dict.fromkeys(episode["episode_id"] for episode in chain(*pairs)))
+    attempts: dict[str, ComparedAttempt] = {}
+    for reader in readers if ids else ():  # no ids would read every episode
+        for episode in episodes(reader, episode_ids=ids):
+            attempts[episode.episode_id] = attempt_of(Record(episode))
     for best, worst in pairs:
         a = attempts[best["episode_id"]]
         b = attempts[worst["episode_id"]]
@@ -199,14 +201,20 @@ def excerpt(text: str, character: int) -> str:
     return f'"{one_line(text[max(0, character - _EXCERPT // 2) : character + _EXCERPT], 2 * _EXCERPT)}"'
 
 
+def _cause(episode: StepEpisode) -> str:
+    """Return why an episode failed; empty for a sound one."""
+    if episode["status"] == "succeeded":
+        return ""
+    return episode["cause"] or episode["status"]
+
+
 def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
     """Find causes of failure that are new or differ in frequency."""
-    causes = [
-        ["" if e["status"] == "succeeded" else e["cause"] or e["status"] for e in side]
-        for side in (before, after)
-    ]
-    for cause in sorted({*causes[0], *causes[1]} - {""}):
-        a, b = ([float(c == cause) for c in side] for side in causes)
+    old = [_cause(episode) for episode in before]
+    new = [_cause(episode) for episode in after]
+    for cause in sorted({*old, *new} - {""}):
+        a = [float(known == cause) for known in old]
+        b = [float(known == cause) for known in new]
         if not (sum(b) and not sum(a)) and not differ(a, b):
             continue
         if sum(a):
@@ -217,23 +225,21 @@ def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Ite
             f"{int(sum(b))} of {counted(len(b), 'episode')} failed with {one_line(cause, 60)}"
             f" ({was})"
         )
-        ids = tuple(e["episode_id"] for e, c in zip(after, causes[1], strict=True) if c == cause)
+        ids = tuple(e["episode_id"] for e, c in zip(after, new, strict=True) if c == cause)
         yield Finding("failures", text, fmean(a) if a else None, fmean(b) if b else None, ids)
 
 
 def measures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
     """Find differences in behaviour: lengths, calls, tools, truncated replies."""
     for kind, name, measure in _MEASURES:
-        a, b = (
-            [float(v) for e in side if (v := measure(e)) is not None] for side in (before, after)
-        )
+        a = [float(value) for value in map(measure, before) if value is not None]
+        values = [(float(v), e) for e in after if (v := measure(e)) is not None]
+        b = [value for value, _ in values]
         if differ(a, b):
             sign = 1 if fmean(b) > fmean(a) else -1
-            known = [e for e in after if measure(e) is not None]
-            behind = sorted(known, key=lambda e: -sign * (measure(e) or 0.0))
-            ids = tuple(
-                e["episode_id"] for e in behind if sign * (measure(e) or 0.0) > sign * fmean(a)
-            )
+            values.sort(key=lambda pair: -sign * pair[0])
+            # the episodes beyond the mean before are those that moved it
+            ids = tuple(e["episode_id"] for value, e in values if sign * (value - fmean(a)) > 0)
             yield Finding(kind, f"{name}: {fmean(a):.3g} → {fmean(b):.3g}", fmean(a), fmean(b), ids)
 
 
@@ -251,10 +257,11 @@ def held_out_judges(
     now = rewards(after)
     if not differ(before, now) or fmean(now) < fmean(before):
         return
-    for name in sorted({name for e in after for name in e["watched"]}):
+    for name in sorted(set[str]().union(*(episode["watched"] for episode in after))):
         first = [e["watched"][name] for e in start if name in e["watched"]]
         scored = [e for e in after if name in e["watched"]]
         last = [e["watched"][name] for e in scored]
+        # it rose with the reward, so nothing is suspect
         if min(len(first), len(last)) < LEAST_COUNT or fmean(last) > fmean(first):
             continue
         scored = [e for e in scored if e["reward"] is not None]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import fmean
+from textwrap import indent
 from typing import Literal
 
 from ajet_sdk.errors import QueryError
-from ajet_sdk.pictures import keyed
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.samples.prefixes import common_prefix, common_start
-from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Call, Episode
 from ajet_tools.text.clean import flat_keys
-from ajet_tools.trace.compare.attempts import ComparedMessage, compared_messages
+from ajet_tools.trace.compare.attempts import ComparedMessage, Divergence, align, attempt_of
 from ajet_tools.trace.compare.changes import (
     Finding,
     by_task,
@@ -30,70 +30,124 @@ from ajet_tools.trace.compare.changes import (
 from ajet_tools.trace.compare.setup import code_changes, differing_values, request_values
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes
+from ajet_tools.trace.queries.records import Record
 
 _IDENTITY = ("ajet.experiment_name", "ajet.experiment_dir")
 
 
 @dataclass(frozen=True)
-class DiffPart:
-    """A part of two conversations, equal or replaced."""
+class EpisodeFacts:
+    """An episode in a comparison."""
 
-    same: bool
-    a: tuple[ComparedMessage, ...]
-    b: tuple[ComparedMessage, ...]
+    episode_id: str
+    run_id: str
+    task_id: str
+    attempt: int
+    step: int
+    split: str
+    decoding: str | None
+    status: str
+    cause: str | None
+    reward: float | None
+    calls: int
+    agents: int
+    longest_prompt: int | None
+    sampled_tokens: int | None
+    seconds: float
+    output: object
+
+
+@dataclass(frozen=True)
+class RewardPair:
+    """A reward of two episodes, by name and agent; None: an episode has none of the name."""
+
+    reward: str
+    a: float | None
+    b: float | None
 
 
 @dataclass(frozen=True)
 class EpisodeDiff:
     """Difference of two episodes."""
 
-    a: Episode
-    b: Episode
-    parts: tuple[DiffPart, ...]
-    """Both conversations from start to end."""
+    a: EpisodeFacts
+    b: EpisodeFacts
+    rewards: Sequence[RewardPair]
+    other_settings: Sequence[str]
+    """What is no message and differs between the first requests of both, such as `tools`."""
     shared_tokens: int | None
     """Length of the common prefix of their first timelines, in tokens; None without ids."""
+    same_messages: int
+    first_difference: Divergence | None
+    message_a: ComparedMessage | None
+    message_b: ComparedMessage | None
+    """The messages of the first difference; None: the episode has ended."""
 
-    @property
-    def first_difference(self) -> DiffPart | None:
-        return next((part for part in self.parts if not part.same), None)
 
-    @property
-    def same_messages(self) -> int:
-        return sum(len(part.a) for part in self.parts if part.same)
+def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
+    """Align the conversations of two episodes, message by message."""
+    first, second = attempt_of(Record(a)), attempt_of(Record(b))
+    apart = align(first, second)
+    same = len(first.messages) if apart is None else apart.message
+    shared = None
+    if first.timelines and second.timelines:
+        shared = common_prefix(first.timelines[0], second.timelines[0])
+    old, new = _settings(a.calls), _settings(b.calls)
+    return EpisodeDiff(
+        _facts(a),
+        _facts(b),
+        rewards=_reward_pairs(a, b),
+        other_settings=sorted(n for n in {*old, *new} if old.get(n) != new.get(n)),
+        shared_tokens=shared,
+        same_messages=same,
+        first_difference=apart,
+        message_a=first.messages[same] if same < len(first.messages) else None,
+        message_b=second.messages[same] if same < len(second.messages) else None,
+    )
 
-    @property
-    def other_settings(self) -> list[str]:
-        """Names of what is no message and differs between the first requests of both, such as
-        `tools`."""
-        requests = [_settings(side.calls) for side in (self.a, self.b)]
-        return sorted(
-            name
-            for name in {*requests[0], *requests[1]}
-            if requests[0].get(name) != requests[1].get(name)
-        )
 
-    def rewards(self) -> list[dict[str, object]]:
-        """Return the total rewards of both, by name and agent."""
-        totals: dict[str, dict[str, float]] = {}
-        for side, episode in (("a", self.a), ("b", self.b)):
-            for reward in episode.rewards:
-                if reward.agent:
-                    name = f"{reward.name} of {reward.agent}"
-                else:
-                    name = reward.name
-                of = totals.setdefault(name, {})
-                of[side] = of.get(side, 0.0) + reward.value * reward.weight
-        return [{"reward": name, "a": of.get("a"), "b": of.get("b")} for name, of in totals.items()]
+def _facts(episode: Episode) -> EpisodeFacts:
+    calls = [call for call in episode.calls if call.phase == "rollout"]
+    prompts = [len(call.prompt_ids) for call in calls if call.prompt_ids is not None]
+    outputs = [len(call.output_ids) for call in calls if call.output_ids is not None]
+    return EpisodeFacts(
+        episode_id=episode.episode_id,
+        run_id=episode.run_id,
+        task_id=episode.task.task_id,
+        attempt=episode.attempt,
+        step=episode.step,
+        split=episode.split,
+        decoding=episode.decoding,
+        status=episode.status,
+        cause=episode.cause,
+        reward=episode.reward,
+        calls=len(calls),
+        agents=len({call.agent for call in calls}),
+        longest_prompt=max(prompts, default=None),
+        sampled_tokens=sum(outputs) if outputs else None,
+        seconds=round((episode.ended_at - episode.started_at).total_seconds(), 3),
+        output=episode.output,
+    )
+
+
+def _reward_pairs(a: Episode, b: Episode) -> list[RewardPair]:
+    """Return the total rewards of both."""
+    totals: dict[str, dict[str, float]] = {}
+    for side, episode in (("a", a), ("b", b)):
+        for reward in episode.rewards:
+            name = f"{reward.name} of {reward.agent}" if reward.agent else reward.name
+            total = totals.setdefault(name, {})
+            total[side] = total.get(side, 0.0) + reward.value * reward.weight
+    return [RewardPair(name, of.get("a"), of.get("b")) for name, of in totals.items()]
 
 
 def _settings(calls: Sequence[Call]) -> dict[str, object]:
     """Return what a first request of the agent holds besides messages; empty without requests."""
-    first = next((call for call in calls if call.phase == "rollout"), None)
-    if first is None:
-        return {}
-    request = {name: value for name, value in first.request.items() if name != "messages"}
-    return {**request, "model": first.model}
+    for call in calls:
+        if call.phase == "rollout":
+            request = {name: value for name, value in call.request.items() if name != "messages"}
+            return {**request, "model": call.model}
+    return {}
 
 
 def episode_at(reader: TraceReader, episode_id: str) -> Episode:
@@ -109,26 +163,6 @@ def episode_at(reader: TraceReader, episode_id: str) -> Episode:
     )
 
 
-def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
-    """Align the conversations of two episodes, message by message."""
-    sides = [compared_messages(side.calls) for side in (a, b)]
-    keys = [[(message.role, message.agent, message.text) for message in side] for side in sides]
-    matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
-    parts = [
-        DiffPart(op == "equal", sides[0][i:j], sides[1][k:m])
-        for op, i, j, k, m in matcher.get_opcodes()
-    ]
-    first = [
-        merge([call for call in side.calls if call.phase == "rollout"]).timelines[:1]
-        for side in (a, b)
-    ]
-    shared = None
-    if all(first):
-        ids = [keyed(side[0].token_ids, side[0].pictures) for side in first]
-        shared = common_prefix(ids[0], ids[1])
-    return EpisodeDiff(a, b, tuple(parts), shared)
-
-
 _BEFORE = 400
 _SHOWN = 8000
 """Compared characters before the first difference, and in all."""
@@ -139,7 +173,7 @@ def text_diff(a: str, b: str) -> list[str]:
     the second."""
     start = max(0, common_start(a, b) - _BEFORE)
     excerpts = (f"{'…' if start else ''}{text[start : start + _SHOWN]}" for text in (a, b))
-    before, after = ([f"  {line}" for line in excerpt.splitlines()] for excerpt in excerpts)
+    before, after = (indent(excerpt, "  ", lambda _: True).splitlines() for excerpt in excerpts)
     lines = list(difflib.unified_diff(before, after, lineterm="", n=2))[3:]
     return ["…" if line.startswith("@@") else line for line in lines]
 
@@ -161,47 +195,78 @@ _KINDS: tuple[tuple[str, str | None], ...] = (
 
 @dataclass(frozen=True)
 class RunSide:
-    """One of two runs, with the compared episodes."""
+    """One of two runs, by the compared episodes."""
 
     run_id: str
     split: str | None
     step: int | None
     decoding: str | None
-    facts: tuple[StepEpisode, ...]
+    of: str
+    """Splits and decoding modes of the episodes."""
+    episodes: int
+    reward: float | None
+    """A mean over the episodes that have one, as `calls`, `sampled_tokens` and `seconds`."""
+    solved: float | None
+    """Share of judged episodes that solved their task: `is_success`, or else a reward of at least
+    1."""
+    calls: float | None
+    sampled_tokens: float | None
+    seconds: float | None
+    failures: Mapping[str, int]
 
-    @property
-    def of(self) -> str:
-        """Splits and decoding modes of the compared episodes."""
-        return " and ".join(
-            sorted({" ".join(filter(None, (f["split"], f["decoding"]))) for f in self.facts})
-        )
 
-    @property
-    def solved(self) -> float | None:
-        """Share of judged episodes that solved their task: `is_success`, or else a reward of at
-        least 1."""
-        judged = [
-            (reward, f["is_success"]) for f in self.facts if (reward := f["reward"]) is not None
-        ]
-        solved = [reward >= 1 - 1e-9 if success is None else success for reward, success in judged]
-        return fmean(solved) if solved else None
+def _side(
+    run_id: str,
+    split: str | None,
+    step: int | None,
+    decoding: str | None,
+    facts: Sequence[StepEpisode],
+) -> RunSide:
+    solved = []
+    for fact in facts:
+        if fact["reward"] is not None:
+            success = fact["is_success"]
+            solved.append(fact["reward"] >= 1 - 1e-9 if success is None else success)
+    kinds = {" ".join(filter(None, (fact["split"], fact["decoding"]))) for fact in facts}
+    failed = (str(f["cause"] or f["status"]) for f in facts if f["status"] != "succeeded")
+    return RunSide(
+        run_id,
+        split,
+        step,
+        decoding,
+        of=" and ".join(sorted(kinds)),
+        episodes=len(facts),
+        reward=_mean(fact["reward"] for fact in facts),
+        solved=_mean(solved),
+        calls=_mean(fact["calls"] for fact in facts),
+        sampled_tokens=_mean(fact["tokens"] for fact in facts),
+        seconds=_mean(fact["seconds"] for fact in facts),
+        failures=Counter(failed),
+    )
 
-    @property
-    def failures(self) -> Counter[str]:
-        return Counter(
-            str(f["cause"] or f["status"]) for f in self.facts if f["status"] != "succeeded"
-        )
 
-    def mean(self, name: Literal["reward", "calls", "tokens", "seconds"]) -> float | None:
-        """Return the mean over the episodes that have a value."""
-        values = [float(value) for fact in self.facts if (value := fact[name]) is not None]
-        return fmean(values) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return fmean(known) if known else None
 
-    def by_task(self) -> dict[str, float]:
-        """Return the mean reward of each rewarded task."""
-        return {
-            task_id: fmean(rewards(attempts)) for task_id, attempts in by_task(self.facts).items()
-        }
+
+@dataclass(frozen=True)
+class TaskPair:
+    """Mean rewards of a task that was rewarded in both runs."""
+
+    task_id: str
+    a: float
+    b: float
+    change: float
+
+
+@dataclass(frozen=True)
+class ConfigPair:
+    """A key of the config with different values."""
+
+    key: str
+    a: object
+    b: object
 
 
 @dataclass(frozen=True)
@@ -210,16 +275,14 @@ class RunDiff:
 
     a: RunSide
     b: RunSide
-    tasks: tuple[tuple[str, float, float], ...]
-    """Tasks rewarded in both: id, mean reward in a, mean reward in b."""
-    only_a: int
-    only_b: int
+    tasks: Sequence[TaskPair]
+    tasks_only_in_a: int
+    tasks_only_in_b: int
     test: Paired | None
-    """Paired comparison b - a by task; None without common tasks."""
-    changes: tuple[Finding, ...]
+    """Sign-flip permutation test of b - a by task; None without common tasks."""
+    changes: Sequence[Finding]
     """Changes of behaviour, and first differences of attempts at tasks with large changes."""
-    config: tuple[tuple[str, object, object], ...]
-    """Config keys with different values."""
+    config: Sequence[ConfigPair]
 
 
 At = int | Literal["last"] | None
@@ -243,18 +306,15 @@ def diff_runs(
     """
     a, b = ((reader.of_run(run_id), run_id) for reader, run_id in (a, b))
     there = [rewards_by_step(*side) for side in (a, b)]
-    both = [
-        kind
-        for kind in _KINDS
-        if all(
-            kind in of and (not isinstance(at, int) or at in of[kind])
-            for of, at in zip(there, steps, strict=True)
-        )
-    ]
-    fitting = [(s, d) for s, d in both if split in (None, s) and decoding in (None, d)]
+    fitting = []
+    for kind in _KINDS:
+        is_wanted = split in (None, kind[0]) and decoding in (None, kind[1])
+        if is_wanted and all(map(_has, there, repeat(kind), steps)):
+            fitting.append(kind)
     if fitting:
         split, decoding = fitting[0]
-    sides = []
+    sides: list[RunSide] = []
+    compared: list[Sequence[StepEpisode]] = []
     for (reader, run_id), of, wanted in zip((a, b), there, steps, strict=True):
         last = [
             max(in_step)
@@ -265,7 +325,7 @@ def diff_runs(
             at = max(last, default=None)
         else:
             at = wanted
-        facts = tuple(step_episodes(reader, run_id, split, at, decoding))
+        facts = step_episodes(reader, run_id, split, at, decoding)
         kinds = {(fact["split"], fact["decoding"]) for fact in facts}
         if len(kinds) > 1:
             known = dict.fromkeys(
@@ -276,19 +336,22 @@ def diff_runs(
             where = "".join(f" {word}" for word in (split, decoding) if word)
             where = f" of{where}" if where else ""
             where += "" if at is None else f" at step {at}"
-            known_steps = {
-                at for (s, _), in_step in of.items() if split in (None, s) for at in in_step
-            }
+            known_steps = set[int]()
+            for (kind_split, _), in_step in of.items():
+                if split in (None, kind_split):
+                    known_steps.update(in_step)
+            listed = ""
             if known_steps:
                 listed = f"; it has {_listed(known_steps)}"
-            else:
-                listed = ""
             raise QueryError(f"run {run_id} has no finished episode{where} to compare{listed}")
-        sides.append(RunSide(run_id, split, at, decoding, facts))
-    means = [side.by_task() for side in sides]
-    shared = [task_id for task_id in means[0] if task_id in means[1]]
-    tasks = tuple((task_id, means[0][task_id], means[1][task_id]) for task_id in shared)
-    before, after = (side.facts for side in sides)
+        sides.append(_side(run_id, split, at, decoding, facts))
+        compared.append(facts)
+    before, after = compared
+    old, new = _task_rewards(before), _task_rewards(after)
+    tasks: list[TaskPair] = []
+    for task_id, reward in old.items():
+        if task_id in new:
+            tasks.append(TaskPair(task_id, reward, new[task_id], new[task_id] - reward))
     readers = list(dict.fromkeys((a[0], b[0])))
     parted = [
         change for change in changes_of_tasks(readers, before, after) if change.kind == "task"
@@ -301,17 +364,27 @@ def diff_runs(
     setup = [*code_changes(*recorded), *differing_values(*values)]
     config_a, config_b = (dict(flat_keys(config)) for config in recorded)
     keys = sorted({*config_a, *config_b}.difference(_IDENTITY))
-    config = [(key, config_a.get(key), config_b.get(key)) for key in keys]
+    config = [ConfigPair(key, config_a.get(key), config_b.get(key)) for key in keys]
     return RunDiff(
         sides[0],
         sides[1],
-        tasks,
-        len(means[0]) - len(shared),
-        len(means[1]) - len(shared),
-        paired([after - before for _, before, after in tasks]) if tasks else None,
-        (*setup, *parted, *failures(before, after), *measures(before, after)),
-        tuple(entry for entry in config if entry[1] != entry[2]),
+        tasks=tasks,
+        tasks_only_in_a=len(old) - len(tasks),
+        tasks_only_in_b=len(new) - len(tasks),
+        test=paired([task.change for task in tasks]) if tasks else None,
+        changes=[*setup, *parted, *failures(before, after), *measures(before, after)],
+        config=[pair for pair in config if pair.a != pair.b],
     )
+
+
+def _has(steps: Steps, kind: tuple[str, str | None], at: At) -> bool:
+    """Whether a run has episodes of a kind, at a step if it is given by its number."""
+    return kind in steps and (not isinstance(at, int) or at in steps[kind])
+
+
+def _task_rewards(facts: Sequence[StepEpisode]) -> dict[str, float]:
+    """Return the mean reward of each rewarded task."""
+    return {task_id: fmean(rewards(attempts)) for task_id, attempts in by_task(facts).items()}
 
 
 def _by_kind(steps: Steps) -> str:

@@ -101,10 +101,9 @@ class Explanation:
 
 def lines_of(explanation: Explanation) -> list[str]:
     """Format an explanation as lines of text."""
+    chosen = ""
     if explanation.chosen:
         chosen = f": the {explanation.chosen}"
-    else:
-        chosen = ""
     lines = [f"run {explanation.run_id}, step {explanation.step}{chosen}"]
     for change in explanation.changes:
         if change.split == "train":
@@ -126,10 +125,9 @@ def _totals(explanation: Explanation) -> Iterator[str]:
         named = ", ".join(
             f'"{one_line(task, _TASK_SHOWN)}"' for task in explanation.unsolved[:_TASKS_NAMED]
         )
+        more = ""
         if unsolved > _TASKS_NAMED:
             more = f" and {unsolved - _TASKS_NAMED:,} more"
-        else:
-            more = ""
         listed = f": {named}{more}" if unsolved else ""
         tasks = counted(explanation.tasks, "training task")
         yield ""
@@ -165,7 +163,7 @@ def explain(
         ):
             changes.append(_change(reader, run_id, split, decoding, steps, trace))
     if not changes:
-        there = sorted({at for of in by_step.values() for at in of})
+        there = sorted(set[int]().union(*by_step.values()))
         if there:
             has = f"its steps are {there[0]} to {there[-1]}"
         else:
@@ -194,12 +192,11 @@ def explain(
 
 def _of_kind(by_step: Steps, split: str, decoding: str | None) -> Mapping[int, float | None]:
     """Return mean rewards by step of a split and decoding mode; for training, of all modes."""
-    of = [
-        s
-        for kind, s in by_step.items()
-        if kind[0] == split and (split == "train" or kind[1] == decoding)
-    ]
-    return dict(sorted((step, reward) for steps in of for step, reward in steps.items()))
+    rewards_of_kind: dict[int, float | None] = {}
+    for kind, steps in by_step.items():
+        if kind[0] == split and (split == "train" or kind[1] == decoding):
+            rewards_of_kind |= steps
+    return dict(sorted(rewards_of_kind.items()))
 
 
 def _largest_change(run_id: str, by_step: Steps) -> tuple[int, str]:
@@ -240,10 +237,12 @@ def _change(
     metrics = {name: dict(points) for name, points in metric_points(reader, run_id).items()}
     findings = [*_reward(before, after)]
     moved = list(measures(before, after))
+    # an update explains nothing if nothing moved
     if split == "train" and (moved or differ(rewards(before), rewards(after))):
         findings += _update(metrics, earlier)
     if split == "val" and differ(rewards(before), rewards(after)):
         findings += _updates(metrics, earlier, step)
+    # a task that nobody attempted before has no reward to compare with
     findings += changes_of_tasks([reader], attempted, after) if attempted else apart(reader, after)
     findings += [*(_signal(before, after) if split == "train" else ())]
     findings += [*failures(before, after), *moved, *_split_causes(reader, before, after, trace)]
@@ -265,10 +264,9 @@ def _change(
         setup.insert(0, Finding("judge", text, 0.0, float(judge.changed), judge.episodes))
     findings = [*setup, *findings]
     if split == "train":
-        history = {
-            name: {at: value for at, value in of.items() if at <= step}
-            for name, of in metrics.items()
-        }
+        history: dict[str, dict[int, float]] = {}
+        for name, values in metrics.items():
+            history[name] = {at: value for at, value in values.items() if at <= step}
         for name, text in {**warning_signs(history), **unstable(history)}.items():
             suspect = name.startswith(("train/held_out", "train/phrase", "train/answer"))
             if setup and not suspect:
@@ -318,29 +316,31 @@ def _updates(metrics: _Metrics, before: int, step: int) -> Iterator[Finding]:
 
 def _signal(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
     """Compare the numbers of groups with equal rewards."""
-    sides = [_groups(before), _groups(after)]
-    same = [[float(max(rewards(g)) - min(rewards(g)) <= 1e-8) for g in groups] for groups in sides]
-    if not differ(*same):
+    old_groups, groups = _groups(before), _groups(after)
+    without = list(filter(_is_alike, groups))
+    old = [float(_is_alike(group)) for group in old_groups]
+    new = [float(_is_alike(group)) for group in groups]
+    if not differ(old, new):
         return
-    without = [group for group, alike in zip(sides[1], same[1], strict=True) if alike]
+    had = f"{sum(map(int, old))} of {len(old)}"
     values = Counter(f"{group[0]['reward']:.3g}" for group in without)
     listed = ", ".join(f"{count} of reward {value}" for value, count in values.most_common(3))
     yield Finding(
         "signal",
         (
-            f"{len(without)} of {counted(len(sides[1]), 'group')} gave every attempt the same"
-            f" reward and trained nothing ({listed}); {sum(map(int, same[0]))} of {len(sides[0])}"
-            " before"
+            f"{len(without)} of {counted(len(groups), 'group')} gave every attempt the same reward"
+            f" and trained nothing ({listed}); {had} before"
             if without
-            else (
-                f"every group has attempts with different rewards; {sum(map(int, same[0]))} of"
-                f" {len(sides[0])} had none before"
-            )
+            else f"every group has attempts with different rewards; {had} had none before"
         ),
-        fmean(same[0]),
-        fmean(same[1]),
+        fmean(old),
+        fmean(new),
         tuple(group[0]["episode_id"] for group in without),
     )
+
+
+def _is_alike(group: Sequence[StepEpisode]) -> bool:
+    return max(rewards(group)) - min(rewards(group)) <= 1e-8
 
 
 def _groups(episodes: Sequence[StepEpisode]) -> list[list[StepEpisode]]:
@@ -355,18 +355,15 @@ def _split_causes(
     trace: Path | None,
 ) -> Iterator[Finding]:
     """Find new causes of splits; only episodes with splits are merged."""
-    ids = [
-        [e["episode_id"] for e in side if e["splits"]][:_SPLIT_EPISODES] for side in (before, after)
-    ]
-    if not ids[1]:
+    old = [e["episode_id"] for e in before if e["splits"]][:_SPLIT_EPISODES]
+    new = [e["episode_id"] for e in after if e["splits"]][:_SPLIT_EPISODES]
+    if not new:
         return
-    splits = [splits_of(reader, of, trace)[0] if of else [] for of in ids]
-    known = {split.cause for _, split in splits[0]}
-    for row in by_cause([split for _, split in splits[1]]):
+    known = {split.cause for _, split in splits_of(reader, old, trace)[0]} if old else set[str]()
+    splits = splits_of(reader, new, trace)[0]
+    for row in by_cause([split for _, split in splits]):
         if row["cause"] not in known:
-            behind = tuple(
-                dict.fromkeys(id for id, split in splits[1] if split.cause == row["cause"])
-            )
+            behind = tuple(dict.fromkeys(id for id, split in splits if split.cause == row["cause"]))
             text = (
                 f"{counted(row['splits'], 'split')} of timelines by {row['cause']}, a new cause"
                 f" ({row['hint']})"

@@ -75,13 +75,10 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
 def _cause_of_drop(reader: TraceReader, run_id: str, verdict: Verdict) -> list[str]:
     """Return the most likely causes of the largest drop between two steps, as one line."""
     kind = ("train" if verdict.kind == "training" else "val", _DECODINGS.get(verdict.kind))
-    rewards = {
-        step: reward
-        for (split, decoding), steps in rewards_by_step(reader, run_id).items()
-        if split == kind[0] and kind[1] in (None, decoding)
-        for step, reward in steps.items()
-        if reward is not None
-    }
+    rewards: dict[int, float] = {}
+    for (split, decoding), steps in rewards_by_step(reader, run_id).items():
+        if split == kind[0] and kind[1] in (None, decoding):
+            rewards |= {step: reward for step, reward in steps.items() if reward is not None}
     drops = [(rewards[at] - rewards[before], at) for before, at in pairwise(sorted(rewards))]
     if not drops or min(drops)[0] >= 0:
         return []

@@ -44,7 +44,7 @@ def compare_runs(reader: TraceReader, runs: Sequence[RunOverview]) -> RunCompari
 def run_tables(comparison: RunComparison, width: int) -> Iterator[RenderableType]:
     """Formats the runs and, where seeds differ, the groups over seeds."""
     runs = comparison.runs
-    short = _short([key for run in runs for key in run["settings"]])
+    short = _short([*runs[0]["settings"]] if runs else [])  # every run has the same keys
     means = [name for name in REWARDS if any(run.get(name) is not None for run in runs)]
     rows: list[dict[str, object]] = []
     for run in runs:
@@ -84,11 +84,10 @@ def task_tables(
     """Formats tasks by runs at their last step, or by the steps of a single run; largest
     difference first."""
     rows = by_task(rewards, "run_id" if len(names) > 1 else "step")
-    columns: list[str | int] = [
-        run_id for run_id in names if any(run_id in row.rewards for row in rows)
-    ]
+    known = set[str | int]().union(*(row.rewards for row in rows))
+    columns: list[str | int] = [run_id for run_id in names if run_id in known]
     if len(names) == 1:
-        columns = sorted({column for row in rows for column in row.rewards})
+        columns = sorted(known)
     table: list[dict[str, object]] = []
     for row in rows[:_TASKS]:
         cells: dict[str, object] = {"task": one_line(row.task, 60)}

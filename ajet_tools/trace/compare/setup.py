@@ -175,10 +175,9 @@ def _short(aspect: str, values: Sequence[str]) -> str:
         except ValueError:
             tools = []
         for tool in tools if isinstance(tools, list) else []:
+            function = {}
             if isinstance(tool, dict):
                 function = tool.get("function", tool)
-            else:
-                function = {}
             names.append(str(function.get("name", "?")) if isinstance(function, dict) else "?")
     return one_line(", ".join(dict.fromkeys(names)) or "none", _SHOWN)
 
@@ -219,6 +218,7 @@ def headline(
     change."""
     causes: list[str] = []
     ruled_out: list[str] = []
+    # the judge comes first: a change of it makes all other differences of reward moot
     if judge.is_evident:
         answers = counted(judge.changed, "equal answer")
         causes.append(f"the judge changed at step {step} ({answers}, other rewards)")

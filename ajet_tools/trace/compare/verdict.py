@@ -82,6 +82,7 @@ def _verdict(
     kind = next((kind for kind in KINDS if len(points.get(kind, ())) > 1), "")
     if run["episodes"] and run["unsound"] == run["episodes"]:
         return Verdict("all failed")
+    # their steps are no updates
     if run["backbone"] in _UNTRAINED:
         return Verdict("scored")
     if not kind:
@@ -93,6 +94,7 @@ def _verdict(
     gain = last["mean"] - first["mean"]
     noise = SURE * math.sqrt(first["square_error"] + last["square_error"])
     word = "no change"
+    # whatever moved was not the training
     if trained == 0:
         word = "not trained"
     elif math.isinf(noise):  # a single episode

@@ -20,7 +20,7 @@ from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
 from ajet_tools.text.markdown import render_markdown
 from ajet_tools.text.tables import counted, number
 from ajet_tools.trace.episode.messages import CUT, Message, conversation, cut
-from ajet_tools.trace.episode.overview import EpisodeOverview
+from ajet_tools.trace.episode.overview import STATUS_STYLES, EpisodeOverview
 from ajet_tools.trace.episode.tree import Branch, Fork
 
 Kind = Literal["text", "markdown", "reasoning", "tool", "error", "note", "picture"]
@@ -285,23 +285,19 @@ def _format_versions(call: Call) -> str:
 def format_tokens(call: Call) -> str:
     """Format token counts, `14 → 2 tokens`; without ids, from the provider's usage."""
     if call.output_ids is not None:
-        if call.prompt_ids is None:
-            prompt = ""
-        else:
+        prompt = ""
+        if call.prompt_ids is not None:
             prompt = f"{len(call.prompt_ids):,} → "
         return f"{prompt}{counted(len(call.output_ids), 'token')}"
     usage = call.response.get("usage")
     if not isinstance(usage, Mapping):
         return ""
-    asked, got = (
-        next((usage[k] for k in keys if isinstance(usage.get(k), int)), None) for keys in _USAGE
-    )
-    if asked is None or got is None:
+    # names of the chat completions, and of the Responses and Messages
+    asked = usage.get("prompt_tokens", usage.get("input_tokens"))
+    got = usage.get("completion_tokens", usage.get("output_tokens"))
+    if not isinstance(asked, int) or not isinstance(got, int):
         return ""
     return f"{asked:,} → {counted(got, 'token')}"
-
-
-_USAGE = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
 
 
 def _fork(fork: Fork, overview: EpisodeOverview, ids: Mapping[str, str]) -> Block:
@@ -352,10 +348,9 @@ def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
     parts = []
     for reward in overview.episode.rewards:
         if reward.call_id == call_id or (call_id is None and reward.call_id not in overview.calls):
+            weight = ""
             if reward.weight != 1:
                 weight = f" × {number(reward.weight)}"
-            else:
-                weight = ""
             of = f" of agent {reward.agent}" if reward.agent else ""
             if call_id is None or reward.name == "reward":
                 name = reward.name
@@ -399,7 +394,7 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     yield Block(
         "about",
         f"episode {episode.status}",
-        _STATUS.get(episode.status, ""),
+        STATUS_STYLES.get(episode.status, ""),
         "",
         (Part("text", facts),),
     )
@@ -437,7 +432,6 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         yield Block("events", title, "magenta", "", tuple(parts))
 
 
-_STATUS = {"failed": "red", "timeout": "yellow", "aborted": "yellow"}
 _UNFINISHED = {
     "running": "The episode is running: its rewards, ledger and task are written when it ends.",
     "cut off": (

@@ -51,10 +51,9 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
     fingerprints = Fingerprints()
     for call in chain:
         raws = request_messages(call.request)
+        same = 0
         if len(before) <= len(raws) and all(map(is_, before, raws)):
             same = len(before)
-        else:
-            same = 0
         rest = known[same:]  # messages that are identical objects need no comparison
         view, fresh = _match(
             [marks[i] for i in rest],
@@ -186,10 +185,9 @@ def _read(
 ) -> Message:
     """Parse a message for display; `names` maps ids of tool calls to tools, and is updated."""
     message = parts_of(raw)
+    name = None
     if isinstance(raw, Mapping) and "role" in raw:
         name = raw.get("name")
-    else:
-        name = None
     names.update((call.id, call.name) for call in message.tool_calls if call.id)
     is_result = message.role == "tool" and message.content.lstrip()[:1] in ("{", "[")
     return Message(

@@ -26,7 +26,7 @@ from ajet_tools.trace.queries.records import (
     records_of,
 )
 
-_COLORS = {"failed": "bold red", "running": "bold cyan"}
+STATUS_STYLES = {"failed": "red", "timeout": "yellow", "aborted": "yellow", "running": "cyan"}
 _SIGNS = {"failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
 _GROUP = 16
 """Attempts of a group that are shown one by one."""
@@ -178,7 +178,7 @@ def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
     else:
         mark = _SIGNS.get(overview.status, "·")
         line = Text.assemble(
-            (f"{mark} {overview.status}", _COLORS.get(overview.status, "bold yellow"))
+            (f"{mark} {overview.status}", f"bold {STATUS_STYLES.get(overview.status, 'yellow')}")
         )
         line.append(
             "" if episode.reward is None else f"  reward {number(episode.reward)}", style="bold"
@@ -190,9 +190,7 @@ def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
             error = lines[-1]
         else:
             error = lines[0]
-        if (episode.cause or "") in error:
-            error = error
-        else:
+        if (episode.cause or "") not in error:
             error = f"{episode.cause}: {error}"
         line.append(f"\n{drop_zero_width(one_line(error, 200))}", style="red")
     if episode.task.main_query:
@@ -246,10 +244,9 @@ def _counts(overview: EpisodeOverview) -> Iterator[str]:
     ended = overview.record.ended
     if ended:
         yield f"step {episode.step} {kind_of(episode)}" if episode.split else ""
+        group = ""
         if len(overview.attempts) > 1:
             group = f" of a group of {len(overview.attempts)}"
-        else:
-            group = ""
         yield f"attempt {episode.attempt}{group}"
     yield counted(len(episode.calls), "call")
     agents = len({call.agent for call in episode.calls})

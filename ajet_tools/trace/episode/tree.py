@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
@@ -223,25 +223,21 @@ def _spans(
 
 def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch]:
     """Return the branches of calls without ids, merged with all others by messages."""
-    chains = {
-        call_id: branch.chain[: branch.chain.index(call_id) + 1]
-        for branch in placed
-        for call_id in branch.calls
-    }
+    chains: dict[str, tuple[str, ...]] = {}
+    for branch in placed:
+        for call_id in branch.calls:
+            chains[call_id] = branch.chain[: branch.chain.index(call_id) + 1]
     if len(chains) == len(calls):
         return []
     numbered = {call.call_id: call for call in _numbered(calls)}
     merged = merge(list(numbered.values()))
-    before = {
-        call_id: earlier
-        for timeline in merged.timelines
-        for earlier, call_id in pairwise(timeline.call_ids)
-    }
+    before: dict[str, str] = {}
+    for timeline in merged.timelines:
+        before |= {call_id: earlier for earlier, call_id in pairwise(timeline.call_ids)}
     splits = {split.call_id: split for split in merged.splits}
     runs: dict[str, list[str]] = {}  # calls of a branch, by the last one
-    for call_id in dict.fromkeys(
-        call_id for timeline in merged.timelines for call_id in timeline.call_ids
-    ):
+    # a call that several timelines share stands in the first
+    for call_id in dict.fromkeys(chain.from_iterable(t.call_ids for t in merged.timelines)):
         if call_id not in chains:
             if call_id in splits:
                 run = []
@@ -257,16 +253,14 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
         while above is not None and above not in chains:
             trunk.append(above)
             above = before.get(above)
-        chain = (*chains.get(above or "", ()), *reversed(trunk))
-        split = (
-            splits.get(run[0]) if trunk or not chain else None
-        )  # extending a call with ids is no fork
-        if split is None:
-            fork = None
-        else:
+        behind = (*chains.get(above or "", ()), *reversed(trunk))
+        # extending a call with ids is no fork
+        split = splits.get(run[0]) if trunk or not behind else None
+        fork = None
+        if split is not None:
             fork = _fork_by_messages(split, trunk[0] if trunk else None, numbered)
-        if chain:
-            after = chain[-1]
+        if behind:
+            after = behind[-1]
         elif fork is None:
             after = None
         else:
@@ -274,7 +268,7 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
         number = len(placed) + len(branches)
         branches.append(
             Branch(
-                number, None, first.agent, first.phase, tuple(run), chain, after=after, fork=fork
+                number, None, first.agent, first.phase, tuple(run), behind, after=after, fork=fork
             )
         )
     return branches
@@ -286,10 +280,10 @@ def _fork_by_messages(split: Split, above: str | None, numbered: Mapping[str, Ca
     at = split.at_token
     cause = split.cause
     hint = split.hint
+    earlier: list[int] = []
     if parent:
-        earlier = [number for ids in _ids(numbered[parent]) for number in ids]
-    else:
-        earlier = []
+        asked, answered = _ids(numbered[parent])
+        earlier = asked + answered
     if above is not None:
         at = len(earlier)
         cause = "parallel_branch"
@@ -353,10 +347,9 @@ def _attach(branches: Sequence[Branch]) -> list[Branch]:
     home = {call_id: branch.number for branch in branches for call_id in branch.calls}
     parents: dict[int, int] = {}
     for branch in branches:
+        above = None
         if branch.after is not None:
             above = home.get(branch.after)
-        else:
-            above = None
         step = above
         while step is not None and step != branch.number:
             step = parents.get(step)

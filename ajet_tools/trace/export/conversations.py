@@ -64,10 +64,9 @@ def exchange_of(call: Call) -> Exchange | None:
 def exchanges(episode: Episode) -> Iterator[Exchange]:
     """Yield the chat calls of agents, in order, without those of judges."""
     for call in sorted(episode.calls, key=lambda c: (c.index, c.started_at)):
+        exchange = None
         if call.phase == "rollout":
             exchange = exchange_of(call)
-        else:
-            exchange = None
         if exchange:
             yield exchange
 
@@ -223,10 +222,9 @@ def _parts(message: Mapping[str, object]) -> list[object]:
 def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
     role = str(message.get("role", ""))
     calls = message.get("tool_calls")
+    functions = []
     if isinstance(calls, list):
         functions = [_function(call) for call in calls]
-    else:
-        functions = []
     parts = [_IMAGE if picture_url(part) else part for part in _parts(message)]
     content = content_text(parts or message.get("content"))
     if content or not functions:
@@ -236,11 +234,17 @@ def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
         yield {"from": "function_call", "value": json.dumps(called, ensure_ascii=False)}
 
 
+def tool_call(id: object, name: object, arguments: object) -> dict[str, object]:
+    """Return a tool call in OpenAI's form, whose arguments are a text."""
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def _function(call: object) -> object:
+    function = None
     if isinstance(call, Mapping):
         function = call.get("function")
-    else:
-        function = None
     if not isinstance(function, Mapping):
         return call
     arguments = function.get("arguments")

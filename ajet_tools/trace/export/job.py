@@ -145,6 +145,7 @@ class Job:
         try:
             records = records_of(self.reader, ids, **wanted)
         except QueryError as error:
+            # a live run answers with at most so many bytes
             if len(ids) == 1 or "larger than" not in str(error):
                 raise
             half = len(ids) // 2
@@ -220,6 +221,7 @@ def opened(target: Path | BinaryIO) -> Iterator[BinaryIO]:
         with draft.open("wb") as file:
             yield file
             file.flush()
+            # else a crash after the replacement may leave an empty file
             os.fsync(file.fileno())
         draft.replace(target)
     except OSError as error:

@@ -50,6 +50,7 @@ def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
             run |= {"config": redactor.value(run["config"]), "error": redactor.value(run["error"])}
             job.redacted.update(redactor.counts)
         file.write(json_line({"run": _plain(run)}))
+    # in parts, as a run may have millions of metrics
     last = 0
     while True:
         sql = (

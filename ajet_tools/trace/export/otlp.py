@@ -22,6 +22,7 @@ from typing import BinaryIO
 from ajet_sdk.dialects.message_parts import reply_of, without_pictures
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode, Event, Reward
+from ajet_tools.trace.export.conversations import tool_call
 from ajet_tools.trace.export.job import Job, json_line
 
 SEMCONV = "1.38.0"
@@ -191,14 +192,10 @@ def from_message(message: Mapping[str, object]) -> dict[str, object]:
 
 
 def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
-    if isinstance(call.get("function"), Mapping):
-        function = call.get("function")
-    else:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
         function = {}
-    if isinstance(function, Mapping):
-        arguments = function.get("arguments")
-    else:
-        arguments = None
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
@@ -206,27 +203,26 @@ def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
             parsed = None
         if isinstance(parsed, dict) and json.dumps(parsed, ensure_ascii=False) == arguments:
             arguments = parsed
-    if isinstance(function, Mapping):
-        name = function.get("name")
-    else:
-        name = None
-    return {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
+    named = {"type": "tool_call", "id": call.get("id"), "name": function.get("name")}
+    return {**named, "arguments": arguments}
 
 
 def to_message(made: Mapping[str, object]) -> dict[str, object]:
     """Convert role and parts to a chat message: the inverse of `from_message`, also for output of
     other tools."""
     listed = made.get("parts")
+    parts = []
     if isinstance(listed, list):
         parts = [part for part in listed if isinstance(part, Mapping)]
-    else:
-        parts = []
     for part in parts:
         stored = part.get("message")
         if part.get("type") == _WHOLE and isinstance(stored, dict):
             return stored
     message: dict[str, object] = {"role": made.get("role", ""), "content": None}
-    tool_calls = [_tool_call(part) for part in parts if part.get("type") == "tool_call"]
+    tool_calls = []
+    for part in parts:
+        if part.get("type") == "tool_call":
+            tool_calls.append(tool_call(part.get("id"), part.get("name"), part.get("arguments")))
     texts = [part.get("content") for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in _KNOWN]
     if others:
@@ -255,19 +251,6 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
 _STRUCTURED = ("reasoning", "tool_call", "tool_call_response")
 
 _KNOWN = ("text", *_STRUCTURED)
-
-
-def _tool_call(part: Mapping[str, object]) -> dict[str, object]:
-    arguments = part.get("arguments")
-    if isinstance(arguments, str):
-        text = arguments
-    else:
-        text = json.dumps(arguments, ensure_ascii=False)
-    return {
-        "id": part.get("id"),
-        "type": "function",
-        "function": {"name": part.get("name"), "arguments": text},
-    }
 
 
 def _response(part: Mapping[str, object]) -> object:
@@ -404,10 +387,9 @@ def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     }
     plain["response"] = call.response
     choices = call.response.get("choices")
+    choice = None
     if isinstance(choices, list) and len(choices) == 1:
         choice = choices[0]
-    else:
-        choice = None
     if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
@@ -431,10 +413,9 @@ def _tool_span(event: Event, number: int, episode: Episode) -> dict[str, object]
         "ajet.event": event.kind,
     }
     linked = _HEX_32.fullmatch(event.trace_id or "") and _HEX_16.fullmatch(event.span_id or "")
+    links = []
     if linked:
         links = [{"traceId": event.trace_id, "spanId": event.span_id}]
-    else:
-        links = []
     span_id = f"{episode.episode_id}/event/{number}"
     name = f"{operation} {event.name}"
     span = _span(episode, span_id, name, attributes, event, event.error or None)

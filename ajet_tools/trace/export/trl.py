@@ -16,6 +16,7 @@ from ajet_tools.trace.export.conversations import (
     conversations,
     cut_turns,
     exchanges,
+    tool_call,
 )
 from ajet_tools.trace.export.demonstrations import is_cut
 from ajet_tools.trace.export.job import CUT, Job, Row
@@ -93,6 +94,7 @@ def pairs_of_group(
         for (high, better, chosen), (low, worse, rejected) in zip(
             attempts, reversed(attempts), strict=True
         ):
+            # the pairs after this one are closer still
             if not high - low > margin or better is worse:
                 break
             row = _pair(chosen, rejected)
@@ -208,16 +210,7 @@ def _tool_call(call: object) -> object:
     their keys."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        text = arguments
-    else:
-        text = json.dumps(arguments, ensure_ascii=False)
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function.get("name"), "arguments": text},
-    }
+    return tool_call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _tools(tools: list[object] | None) -> str | None:

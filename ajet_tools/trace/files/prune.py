@@ -93,13 +93,11 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
     )
     total = sum(row["weight"] for row in run_rows) or 1
     whole = bytes_of(path)
-    return [
-        RunSize(
-            **{name: row[name] for name in row if name != "weight"},
-            bytes=whole * row["weight"] // total,
-        )
-        for row in run_rows
-    ]
+    sizes: list[RunSize] = []
+    for row in run_rows:
+        share = whole * row.pop("weight") // total
+        sizes.append(RunSize(**row, bytes=share))
+    return sizes
 
 
 def older_than(runs: Sequence[RunSize], limit: datetime) -> list[RunSize]:
@@ -239,10 +237,9 @@ def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnectio
     try:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"ATTACH '{_quoted(source)}' AS source (READ_ONLY)")
+        blocks = ""
         if bytes_of(source) < _SMALL:
             blocks = f", BLOCK_SIZE {_SMALL_BLOCK}"
-        else:
-            blocks = ""
         storage = f"STORAGE_VERSION '{STORAGE_VERSION}'"
         connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh ({storage}{blocks}); USE fresh")
         draft.chmod(0o600)

@@ -184,10 +184,9 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
 
 def _trains_tower(config: object) -> bool:
     """Whether a run trained the part of its model that sees."""
+    model = None
     if isinstance(config, Mapping):
         model = config.get("model")
-    else:
-        model = None
     return isinstance(model, Mapping) and model.get("vision_tower") == "trained"
 
 
@@ -310,10 +309,9 @@ def _call(
             gap = torch.empty(0)
         if name == "logprobs" and len(gap):
             gap = torch.where(of_version, gap, 0)
+        odd = 0
         if size and len(gap):
             odd = int(gap.nan_to_num(0).argmax())
-        else:
-            odd = 0
         if len(gap) and gap.nan_to_num(0)[odd] > most:
             if name == "logprobs":
                 whose = "sampled with"

@@ -154,6 +154,7 @@ def recognised(start: bytes, name: str) -> SourceFormat:
             " writes of each"
         )
     head = start.decode("utf-8", "replace")
+    # before our own signs, which those exports have, too
     for tool, needles in _BY_OTLP_SIGNS:
         if all(f'"{needle}"' in head for needle in needles):
             raise ConfigError(f"{name} is an export of {tool}; {_BY_OTLP}")
@@ -164,7 +165,9 @@ def recognised(start: bytes, name: str) -> SourceFormat:
         raise TaskError(
             f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)"
         )
-    raise ConfigError(f"{name}: unknown format; name it with --from ({', '.join(SOURCES)})")
+    raise ConfigError(
+        f"{name}: unknown format; name it to `ajet trace import --from` ({', '.join(SOURCES)})"
+    )
 
 
 _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (

@@ -12,7 +12,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.files.audit import Audit, Differs, Unchecked, audit, first_of_each_run
-from ajet_tools.trace.imports import SourceFormat, import_files
+from ajet_tools.trace.imports import import_files
 from ajet_tools.trace.queries.base import rows
 
 
@@ -39,9 +39,7 @@ class Dump:
         return not self.unreadable and not self.audit.differs
 
 
-def audit_dump(
-    files: Sequence[Path], format: SourceFormat | None = None, tokenizer: Path | None = None
-) -> Dump:
+def audit_dump(files: Sequence[Path], tokenizer: Path | None = None) -> Dump:
     """Audit files with token ids. `tokenizer` is a directory or a `tokenizer.json`; without it,
     text is not compared.
 
@@ -50,7 +48,7 @@ def audit_dump(
     """
     with TemporaryDirectory(prefix="ajet-audit-") as folder:
         path = Path(folder) / "dump.duckdb"
-        done = import_files(files, path, format, skip_bad_rows=True)
+        done = import_files(files, path, skip_bad_rows=True)
         audited = audit(path, tokenizer=tokenizer)
         with open_trace(path) as reader:
             [sampled] = rows(reader, "SELECT count(*) AS n FROM calls WHERE output_ids IS NOT NULL")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ajet_tools.trace.imports.sink import stable_id
@@ -98,13 +99,12 @@ def _sampled_nodes(trace: Any) -> list[TokenFields]:
         start = mask.index(True) if True in mask else len(mask)
         if not all(mask[start:]):
             raise ValueError(f"node {index}: a token is not sampled, but one before it is")
-        prompt = [token for earlier in before for token in earlier.get("token_ids") or ()]
+        prompt = list(chain.from_iterable(earlier.get("token_ids") or () for earlier in before))
         names = ("logprobs", "advantages", "trainer_logprobs", "entropies")
         values = {name: node.get(name) or None for name in names}
+        call = {}
         if mask:
             call = _call(prompt + ids[:start], ids[start:], **values)
-        else:
-            call = {}
         call["messages"] = [_verifiers_message(earlier["message"]) for earlier in before]
         call["reply"] = _verifiers_message(node["message"])
         call["agent"] = trace["agent"]["name"]
@@ -167,7 +167,7 @@ def _trl_messages(prompt: Any, completion: Any) -> TokenFields:
 
 def tinker(value: Any) -> Iterator[TokenFields]:
     """A `Datum` of the SDK 0.38, whose targets are the input shifted by one."""
-    inputs = [token for chunk in value["model_input"]["chunks"] for token in chunk["tokens"]]
+    inputs = list(chain.from_iterable(c["tokens"] for c in value["model_input"]["chunks"]))
     tensors = {}
     for name, tensor in value["loss_fn_inputs"].items():
         tensors[name] = tensor["data"] if isinstance(tensor, dict) else tensor

@@ -7,11 +7,11 @@ OpenInference (`llm.input_messages.0.message.role`), or OpenAI's request and res
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ajet_sdk.capture.events import INPUTS, KINDS, OUTPUTS, first_of, parsed
+from ajet_tools.trace.export.conversations import tool_call
 from ajet_tools.trace.export.otlp import to_message
 from ajet_tools.trace.imports.openai import are_messages, is_reply, request_problem
 from ajet_tools.trace.imports.spans import Span
@@ -195,11 +195,7 @@ def _part(part: Mapping[str, object]) -> dict[str, object]:
 
 def _tool_call(call: Mapping[str, object]) -> dict[str, object]:
     function = _inside(call, "function")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    named = {"name": function.get("name"), "arguments": arguments}
-    return {"id": call.get("id"), "type": "function", "function": named}
+    return tool_call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _values(span: Span) -> Dialogue:

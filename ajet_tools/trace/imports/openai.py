@@ -27,7 +27,7 @@ _OURS = (*about(Episode()), "messages", "tools", "calls")
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
     """Read an episode per row; consecutive rows with the same `episode_id` are one episode."""
-    for _, group in groupby(_understood(rows, bad), _episode_key):
+    for _, group in groupby(_understood(rows, bad), _episode_key):  # in order, in little memory
         same = list(group)
         try:
             if "messages" in same[0].value:
@@ -122,10 +122,9 @@ def _conversations(rows: Sequence[Row]) -> Parsed:
         fields = {name: first.value[name] for name in names}
     metadata = {name: value for name, value in first.value.items() if name not in _OURS}
     task_id = first.value.get("task_id")
+    task_fields = {}
     if task_id not in (None, ""):
         task_fields = {"task_id": str(task_id)}
-    else:
-        task_fields = {}
     episode = Episode(
         **fields,
         episode_id=episode_id,
@@ -260,10 +259,9 @@ def _error(value: Mapping[str, object], response: Mapping[str, object]) -> str |
         if error:
             return str(error)
     outer = value.get("response")
+    status = None
     if isinstance(outer, Mapping):
         status = outer.get("status_code")
-    else:
-        status = None
     if isinstance(status, int) and status >= 400:
         return f"HTTP {status}"
     return None

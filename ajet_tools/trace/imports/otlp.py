@@ -348,9 +348,8 @@ def _studio_traces(file: sqlite3.Connection) -> Iterator[list[Span]]:
             span = dict(row)
             for name in ("attributes", "events", "status"):  # as JSON texts
                 span[name] = parsed(span.get(name))
+            resource = {}
             if span.get("runId"):
                 resource = {"ajet.run_id": span["runId"]}
-            else:
-                resource = {}
             spans.append(otlp_span(span, resource))
         yield spans

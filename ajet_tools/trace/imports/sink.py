@@ -190,20 +190,17 @@ def task_of(
     Without question and metadata the task is unique to the episode. `fields` are task fields known
     from the source.
     """
+    listed = []
     if isinstance(messages, list):
         listed = [m for m in messages if isinstance(m, Mapping)]
-    else:
-        listed = []
     at = max((i for i, m in enumerate(listed) if m.get("role") == "user"), default=None)
-    if at is None:
-        asked = ""
-    else:
+    asked = ""
+    if at is not None:
         asked = visible(content_text(listed[at].get("content")))
     before = [] if at is None else listed[: at + 1]
+    history = []
     if any(m.get("role") == "assistant" for m in before):
         history = [dict(m) for m in before]
-    else:
-        history = []
     known = fields or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
     return Task.model_validate(
         {"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known}

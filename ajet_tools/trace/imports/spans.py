@@ -191,6 +191,7 @@ def moment(value: object) -> int | None:
     if value in (None, "", 0, "0"):
         return None
     if isinstance(value, int | float):
+        # seconds until the year 3 million, or nanoseconds since 1970
         if value > 1e14:
             return int(value)
         return int(value * 1e6) * 1000

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict
 
@@ -30,15 +31,13 @@ def differing(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, Settings
         row["run_id"]: dict(flat_keys(json.loads(row["config"] or "{}")))
         for row in rows(reader, sql, [*run_ids])
     }
-    keys = dict.fromkeys(
-        key for config in configs.values() for key in config if key not in _IDENTITY
-    )
-    varied = [
-        key
-        for key in keys
-        if len({json.dumps(c.get(key), sort_keys=True) for c in configs.values()}) > 1
-    ]
-    return {run_id: {key: configs.get(run_id, {}).get(key) for key in varied} for run_id in run_ids}
+    settings: dict[str, Settings] = {run_id: {} for run_id in run_ids}
+    for key in dict.fromkeys(chain.from_iterable(configs.values())):
+        texts = {json.dumps(config.get(key), sort_keys=True) for config in configs.values()}
+        if key not in _IDENTITY and len(texts) > 1:
+            for run_id in run_ids:
+                settings[run_id][key] = configs.get(run_id, {}).get(key)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -83,18 +82,19 @@ def _group(settings: Settings, runs: Sequence[RunOverview]) -> Group:
 
 
 def _shared(names: Sequence[str]) -> str:
-    parts = [part for part in names[0].split(",") if all(part in name.split(",") for name in names)]
+    common = set(names[0].split(",")).intersection(*(name.split(",") for name in names))
+    parts = [part for part in names[0].split(",") if part in common]
     start = common_start(min(names), max(names))
     return ",".join(parts) or names[0][:start].rstrip(" ,=-_") or names[0]
 
 
 def seed_groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> list[Group]:
     """Return the groups with several seeds, best first."""
-    return [
-        of
-        for of in groups(runs, settings)
-        if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1
-    ]
+    several: list[Group] = []
+    for group in groups(runs, settings):
+        if len({settings[run_id].get(SEED) for run_id in group.runs}) > 1:
+            several.append(group)
+    return several
 
 
 def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:
@@ -212,12 +212,8 @@ def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) 
                 first=steps[0]["reward"] if len(steps) > 1 else None,
                 best=best["reward"],
                 at=best["step"],
-                of=_kind_of(last),
+                of=" ".join(filter(None, (last["split"], last["decoding"]))),
                 run_id=run_id,
             )
             table.append(standing)
     return sorted(table, key=lambda standing: standing["reward"], reverse=True)
-
-
-def _kind_of(row: TaskReward) -> str:
-    return " ".join(filter(None, (row["split"], row["decoding"])))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ajet_sdk.errors import QueryError
 from ajet_sdk.trace.query import check_select
 from ajet_sdk.trace.schema import LAST_VERSION
-from ajet_tools.text.conditions import condition, literal
+from ajet_tools.text.conditions import condition
 from ajet_tools.trace.queries.base import USAGE_TOKENS
 from ajet_tools.trace.queries.search import (
     IN_CALL,
@@ -99,14 +99,6 @@ class Filter:
     """SQL over the columns, and a column `has_N` for each text that is searched for."""
     needles: tuple[str, ...] = ()
     """The texts that are searched for, which takes seconds on a large trace."""
-
-    @property
-    def as_condition(self) -> str:
-        """The filter in a form that can be joined with others by AND."""
-        is_search = self.needles and self.condition == "has_0"
-        if is_search:
-            return f"has({literal(self.needles[0])})"
-        return f"({self.text}\n)"
 
     @property
     def is_empty(self) -> bool:

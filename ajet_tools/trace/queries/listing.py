@@ -217,9 +217,8 @@ def _open(
     if before is not None and state == before.state:
         found = before.found
     elif filter.needles:
-        if before is None:
-            since = None
-        else:
+        since = None
+        if before is not None:
             since = _start_of_new(reader, before)
         for needle in filter.needles:
             ids = frozenset(search(needle, since))
@@ -243,6 +242,7 @@ def _open(
     if sort in _COUNTED:
         counted = _aligned(ids, counts.read(reader, ids, nearby=False), sort)
         order = "descending" if descending else "ascending"
+        # ties keep the order of the query, by time
         ids = ids.take(pc.array_sort_indices(counted, order=order))  # a stable sort
     return Listing(run_id, filter, sort, descending, state, found, counts, ids)
 

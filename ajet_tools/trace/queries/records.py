@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -69,18 +70,15 @@ def records_of(
     episodes too."""
     ids = list(dict.fromkeys(ids))
     known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
+    remarks = {}
     if feedback or whole:
         remarks = _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id')
-    else:
-        remarks = {}
+    booked = {}
     if whole:
         booked = _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome")
-    else:
-        booked = {}
+    scored = {}
     if trained or whole:
         scored = _by_episode(reader, Trained, "trained", ids, "step, call_id")
-    else:
-        scored = {}
     condition, named = among("episode_id", ids)
     sql = f"SELECT episode_id FROM episodes WHERE superseded AND {condition}"
     if whole:
@@ -192,6 +190,7 @@ def episode_pulse(reader: TraceReader, episode_id: str) -> Pulse:
               FROM episodes WHERE episode_id = $1) ended""",
         episode_id,
     )
+    # ledger and group are written after the end
     if not row["ended"]:
         return Pulse(**row)
     [after] = rows(
@@ -241,10 +240,9 @@ def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json
         " episode_id = $1)",
         episode_id,
     )
+    settings = {}
     if run_rows:
         settings = _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {})
-    else:
-        settings = {}
     of_step = settings.get("estimator") == "reinforce_plus_plus"
     if of_step:
         ids = step_of(reader, episode_id)
@@ -259,9 +257,10 @@ def _of_compared(
     if not compared or settings.pop("use_kl_in_reward", False):  # the trace has no KL values
         return {}
     batch = build(compared, policy_version=trained_version(reader, compared[0]), **settings)
-    lengths = {
-        c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None
-    }
+    lengths: dict[str, int] = {}
+    for call in chain.from_iterable(episode.calls for episode in compared):
+        if call.output_ids is not None:
+            lengths[call.call_id] = len(call.output_ids)
     recomputed: dict[str, _Floats] = {}
     for sample in batch.samples:
         for span in sample.timeline.spans:

@@ -139,10 +139,9 @@ def ledger_totals(
     """Return calls and tokens by outcome, trained first, of a run or of the episodes that match a
     filter; also by step or by kind of task."""
     part = f"{by}, " if by else ""
+    kinds = ""
     if by == "kind":
         kinds = f"LEFT JOIN ({_KIND}) kinds USING (episode_id)"
-    else:
-        kinds = ""
     fits = ""
     values = list[object]([run_id])
     if filter is not None:
@@ -161,6 +160,12 @@ def ledger_totals(
         *values,
         list(OUTCOMES),
     )
+
+
+def with_shares(totals: Sequence[LedgerTotal]) -> list[dict[str, object]]:
+    """Return rows of a table, each with its share of all tokens."""
+    tokens = sum(row["tokens"] for row in totals) or 1
+    return [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
 
 
 def ledger_by_step(reader: TraceReader, run_id: str) -> dict[int, dict[str, float]]:
@@ -298,10 +303,9 @@ def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
     sampled: dict[str, int] = {}
     for tokens in ("sum(len(output_ids))", USAGE_TOKENS):  # reads replies only if ids are missing
         missing = [run_id for run_id in run_ids if run_id not in sampled]
+        totals = []
         if missing:
             totals = rows(reader, sql.format(tokens=tokens), missing)
-        else:
-            totals = []
         sampled |= {row["run_id"]: row["tokens"] for row in totals if row["tokens"] is not None}
     return sampled
 
@@ -432,8 +436,11 @@ def is_constant(panel: Panel) -> bool:
     if panel.title in _ALWAYS or max(len(curve.points) for curve in panel.curves) < 2:
         return False
     least = _LEAST.get(panel.title, 0.0)
-    spans = [[value for _, value in curve.points] for curve in panel.curves]
-    return all(max(values) - min(values) <= max(least, 1e-9 * abs(max(values))) for values in spans)
+    for curve in panel.curves:
+        values = [value for _, value in curve.points]
+        if max(values) - min(values) > max(least, 1e-9 * abs(max(values))):
+            return False
+    return True
 
 
 def _panel(title: str, lines: Sequence[tuple[str, str]], points: Mapping[str, Points]) -> Panel:

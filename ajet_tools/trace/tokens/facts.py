@@ -115,10 +115,9 @@ def _rewards(view: TokenView, token: int) -> Iterator[Fact]:
         return
     rewards = view.episode.rewards_for(call.agent, call.call_id)
     for reward in rewards[:_REWARDS]:
+        weight = ""
         if reward.weight != 1:
             weight = f" × {reward.weight:.4g}"
-        else:
-            weight = ""
         if reward.call_id:
             of = "this call"
         elif reward.agent:
@@ -169,10 +168,9 @@ def why(view: TokenView, token: int) -> str:
         else:
             whose = "marked as not trainable"
         return f"not trained: the call is {whose}"
+    booked = ""
     if view.outcome[token] >= 0:
         booked = OUTCOMES[view.outcome[token]]
-    else:
-        booked = ""
     if not turn.is_home:
         if booked == "trained":
             reason = "trained there"

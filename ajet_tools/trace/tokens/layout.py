@@ -83,20 +83,6 @@ class Layout:
             at += cells
         return at
 
-    def first_in(self, line: int) -> int:
-        """Return the first token of a line."""
-        pieces = self.lines[line]
-        if pieces:
-            return pieces[0][0]
-        return min(self.firsts[line], len(self.line_of) - 1)
-
-    def last_in(self, line: int) -> int:
-        """Return the last token of a line."""
-        pieces = self.lines[line]
-        if pieces:
-            return pieces[-1][0]
-        return self.first_in(line)
-
 
 def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> Layout:
     """Break labels into lines: at line breaks, and before a token that does not fit."""

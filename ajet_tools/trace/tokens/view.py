@@ -85,13 +85,11 @@ class EpisodeTokens:
     def openers(self) -> Sequence[str]:
         """First call after the fork of each timeline, or its first call."""
         opened = {split.call_id for split in self.merged.splits}
-        return [
-            next(
-                (call_id for call_id in reversed(timeline.call_ids) if call_id in opened),
-                timeline.call_ids[0],
-            )
-            for timeline in self.merged.timelines
-        ]
+        openers: list[str] = []
+        for timeline in self.merged.timelines:
+            after_forks = [call_id for call_id in timeline.call_ids if call_id in opened]
+            openers.append(after_forks[-1] if after_forks else timeline.call_ids[0])
+        return openers
 
     @cached_property
     def homes(self) -> Mapping[str, int]:
@@ -141,10 +139,9 @@ def open_tokens(
     Raises QueryError for an unknown episode. A missing tokenizer is no error.
     """
     [record] = known_records(reader, [episode_id])
+    version = None
     if record.ended:
         version = trained_version(reader, record.episode)
-    else:
-        version = None
     known, why = known_vocabulary(reader, record.episode.run_id, tokenizer, trace)
     return episode_tokens(record, known, why, version)
 
@@ -306,9 +303,8 @@ def _forks(episode: EpisodeTokens, index: int, turns: Sequence[Turn]) -> tuple[F
     forks = []
     for split in episode.merged.splits:
         timeline = episode.homes[split.call_id]
-        if split.parent_call_id is None:
-            parent = None
-        else:
+        parent = None
+        if split.parent_call_id is not None:
             parent = episode.homes.get(split.parent_call_id)
         if timeline == index:
             forks.append(

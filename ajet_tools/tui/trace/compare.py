@@ -28,6 +28,7 @@ from ajet_tools.trace.compare.attempts import (
     read_attempts,
     side_by_side,
 )
+from ajet_tools.trace.episode.overview import STATUS_STYLES
 from ajet_tools.trace.queries.records import mark_of
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.long_text import LineView, fit_text
@@ -40,7 +41,6 @@ _STYLES: dict[Kind, str] = {
     "after": "",
     "left out": "italic dim",
 }
-_STATUS_STYLES = {"failed": "red", "timeout": "yellow", "aborted": "yellow", "running": "cyan"}
 
 
 class CompareScreen(TraceScreen):
@@ -128,10 +128,9 @@ class CompareScreen(TraceScreen):
         subject = one_line(self.attempts[0].episode.task.main_query, 200)
         if len(tasks) > 1:
             subject = f"{len(tasks)} different tasks"
+        visible = ""
         if size > 2:
             visible = f", 1 beside {self.beside + 1} ← →"
-        else:
-            visible = ""
         return f"{size} episodes{visible} · {subject}"
 
     async def on_resize(self) -> None:
@@ -210,9 +209,8 @@ class ColumnHeads(Static):
 def _where(divergence: Divergence | None) -> str:
     if divergence is None:
         return "says the same to the end"
-    if divergence.token is None:
-        token = ""
-    else:
+    token = ""
+    if divergence.token is not None:
         token = f", token {divergence.token:,}"
     return f"parts: message {divergence.message + 1}, char {divergence.character:,}{token}"
 
@@ -234,7 +232,7 @@ def _head(attempt: ComparedAttempt, with_runs: bool) -> list[tuple[str, str]]:
     tokens = f"{attempt.sampled:,} tokens sampled, {attempt.trained:,} trained"
     return [
         (name, "bold"),
-        (status, _STATUS_STYLES.get(attempt.status, "")),
+        (status, STATUS_STYLES.get(attempt.status, "")),
         (advantage, ""),
         (tokens, ""),
     ]

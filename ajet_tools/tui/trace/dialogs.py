@@ -32,7 +32,7 @@ from ajet_tools.trace.queries.records import feedback_of
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.widgets.lines import Prompt
-from ajet_tools.tui.widgets.long_text import FindInText, LongText
+from ajet_tools.tui.widgets.long_text import LongText
 from ajet_tools.tui.widgets.pictures import ALONE, PictureWidget
 
 _FRAME = 6
@@ -77,7 +77,7 @@ class PictureScreen(Dialog[None]):
         yield drawing
 
 
-class TextScreen(FindInText, Dialog[None]):
+class TextScreen(Dialog[None]):
     """Shows a text of any size; `text` is called in a thread."""
 
     app: TraceViewer
@@ -118,6 +118,19 @@ class TextScreen(FindInText, Dialog[None]):
     def action_copy(self) -> None:
         self.app.copy(self.text, self.heading)
 
+    def action_find(self) -> None:
+        self.query_one(Prompt).open("")
+
+    def action_next(self, by: int) -> None:
+        self.query_one(LongText).go(by)
+
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        matched = self.query_one(LongText).search(event.text)
+        if event.text and not matched:
+            event.prompt.show_error("not in this text")
+        else:
+            event.prompt.close()
+
 
 class ExplanationScreen(TextScreen):
     """Explains the changes in a run, and opens its example episodes."""
@@ -136,8 +149,10 @@ class ExplanationScreen(TextScreen):
             explanation = explain(self.app.reader, self.run_id, trace=self.app.path)
         except QueryError as error:
             return str(error)
-        findings = (finding for change in explanation.changes for finding in change.findings)
-        self.episodes = [id for finding in findings for id in finding.episodes]
+        self.episodes = []
+        for change in explanation.changes:
+            for finding in change.findings:
+                self.episodes += finding.episodes
         return "\n".join(
             "\n".join(wrap(line, text_width(self.app), subsequent_indent=" " * 8))
             for line in lines_of(explanation)

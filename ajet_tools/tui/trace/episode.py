@@ -127,6 +127,7 @@ class EpisodeScreen(TraceScreen):
         if fresh is not None:
             await self._show(fresh)
         if self.overview is not None:
+            # after the messages, as loading a tokenizer takes seconds
             complete = await self.app.ask(explain_forks, self.overview, self.app.path)
             if complete is not self.overview:
                 await self._show(complete)
@@ -136,6 +137,7 @@ class EpisodeScreen(TraceScreen):
         first = self.overview is None
         at = self.call_id if first else self._call_id
         branch = fresh.tree.branch_of.get(at or "", 0)
+        # the call is common to several branches: stay in the one that is shown
         if not first and at in self._loaded.tree.branches[self.branch].trunk:
             branch = self.branch
         blocks = await asyncio.to_thread(_blocks, fresh, branch)
@@ -286,10 +288,9 @@ class EpisodeScreen(TraceScreen):
         return pictures
 
     def action_raw(self) -> None:
+        call = None
         if self.overview:
             call = self._loaded.calls.get(self._call_id or "")
-        else:
-            call = None
         if call is None:
             self.notify("this belongs to no call: j goes to the first message", timeout=3)
             return
@@ -360,10 +361,9 @@ class EpisodeScreen(TraceScreen):
         """Search all branches, and go to the first hit after the selected message."""
         if self.overview is None:
             return
+        matches = []
         if needle:
             matches = await asyncio.to_thread(find_blocks, self.overview, needle)
-        else:
-            matches = []
         self.messages.highlight(needle)
         if needle and not matches:
             self._search = _Search(needle)

@@ -45,10 +45,6 @@ def _format_tokens(row: ListedEpisode) -> str:
     return compact(count)
 
 
-def _format_seconds(row: ListedEpisode) -> str:
-    return lasting(row["seconds"])
-
-
 def _format_field(name: Literal["attempt", "turns", "step"]) -> Callable[[ListedEpisode], str]:
     return lambda row: "" if row[name] is None else str(row[name])
 
@@ -72,7 +68,7 @@ EPISODE_COLUMNS: tuple[Column[ListedEpisode], ...] = (
         lambda row: "greedy" if row["decoding"] == "greedy" else row["split"] or "",
     ),
     Column("tokens", "tokens", 6, _format_tokens, right=True),
-    Column("seconds", "time", 7, _format_seconds, right=True),
+    Column("seconds", "time", 7, lambda row: lasting(row["seconds"]), right=True),
     Column("step", "step", 4, _format_field("step"), right=True),
 )
 """Columns in the order of the keys 1 to 9, which sort by them."""

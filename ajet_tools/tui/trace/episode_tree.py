@@ -60,10 +60,9 @@ class CallTree(CursorView, can_focus=True):
 
     def show(self, overview: EpisodeOverview) -> None:
         """Show an episode, keeping the cursor on its line."""
+        at = None
         if self.cursor < len(self._rows):
             at = self._rows[self.cursor]
-        else:
-            at = None
         self._overview = overview
         self._rows = (None, *overview.tree.rows())
         self._row_of = {row.call_id: n for n, row in enumerate(self._rows) if row and row.call_id}
@@ -135,9 +134,8 @@ class CallTree(CursorView, can_focus=True):
 
     def _line(self, row: TreeRow | None, overview: EpisodeOverview) -> Text:
         if row is None:
-            if overview.episode.reward is None:
-                reward = ""
-            else:
+            reward = ""
+            if overview.episode.reward is not None:
                 reward = f"  reward {number(overview.episode.reward)}"
             return Text(f"episode  {overview.status}{reward}")
         indent = "  " * min(row.depth, _DEEPEST)
@@ -166,9 +164,8 @@ def _head(branch: Branch) -> Text:
             line.append(f"  {branch.tokens:,} tok", style="dim")
         return line
     fork = branch.fork
-    if branch.timeline is None:
-        name = ""
-    else:
+    name = ""
+    if branch.timeline is not None:
         name = f"timeline {branch.timeline} "
     line = Text.assemble(
         (f"↳ {name}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow")

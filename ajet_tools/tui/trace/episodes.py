@@ -263,6 +263,7 @@ class EpisodesScreen(TraceScreen):
     async def read(self) -> None:
         if (latest := self.latest) is not None:
             listing = await self.app.ask(latest.refreshed)
+            # a sort or filter may have come while the trace was read
             if listing is not latest and latest is self.latest:
                 self._receive_listing(listing)
             await self._show_unended()
@@ -319,6 +320,7 @@ class EpisodesScreen(TraceScreen):
 
     def action_compare(self) -> None:
         chosen = self.selected_ids
+        # one selected row and the cursor on another: those two are meant
         if len(chosen) == 1 and self.table.cursor_id not in (None, chosen[0]):
             chosen.append(str(self.table.cursor_id))
         if 2 <= len(chosen) <= MAX_COMPARED:
@@ -376,10 +378,9 @@ class EpisodesScreen(TraceScreen):
         if table.selected:
             if self._hidden[:2] != (rows, table.selected):
                 self._hidden = (rows, table.selected, len(table.selected - table.places.keys()))
+            hidden = ""
             if self._hidden[2]:
                 hidden = f" ({self._hidden[2]:,} not in this list)"
-            else:
-                hidden = ""
             yield Text(f"{len(table.selected):,} selected{hidden}", style="bold")
         if self.filter and self.filter.text:
             yield Text(one_line(self.filter.text, 60), style="italic")
@@ -393,14 +394,11 @@ class EpisodesScreen(TraceScreen):
             return "no episode yet"
         of = f"{count:,}"
         latest = self.listing
+        order = ""
         if latest:
             order = _ORDERS.get((latest.sort, latest.descending), "")
-        else:
-            order = ""
         if isinstance(rows, UnfinishedRows):
             if rows.of_all > count:
                 of = f"the newest {of} of {rows.of_all:,}"
-            else:
-                of = of
             order = "that have not ended"
         return f"{self.table.cursor + 1:,} of {of} {order}".rstrip()

@@ -33,6 +33,7 @@ from ajet_tools.trace.queries.runs import (
     panels,
     seconds_of,
     steps_of,
+    with_shares,
 )
 from ajet_tools.tui.trace.runs import STATUS_STYLES, VERDICT_STYLES, verdict_text
 from ajet_tools.tui.trace.screen import TraceScreen
@@ -112,6 +113,7 @@ class RunScreen(TraceScreen):
 
     def _show_head(self) -> None:
         if self.run is not None:
+            # metrics stand for a verdict until there are two steps
             head = _head(self.run, self.panels, self.app.size.width - 2)
             if self.verdict is not None and self.verdict.first is not None:
                 head = _verdict_head(self.run, self.verdict, self.reasons, self.app.size.width - 4)
@@ -218,11 +220,9 @@ def _verdict_head(run: RunOverview, verdict: Verdict, why: Sequence[str], width:
     head.append(f" (step {first['step']} to {last['step']}; best at {best['step']})")
     if run["error"]:
         head.append(f"\n{one_line(run['error'], width)}", style="red")
-    lines = [
-        line
-        for reason in why
-        for line in wrap(reason, width, initial_indent="  ", subsequent_indent="    ")
-    ]
+    lines: list[str] = []
+    for reason in why:
+        lines += wrap(reason, width, initial_indent="  ", subsequent_indent="    ")
     for line in lines[:_REASONS]:
         head.append(f"\n{visible(line)}")
     return head
@@ -275,21 +275,18 @@ def _ledger(
     """Format the ledger, the causes of failures, and the clients of a swarm as tables."""
     parts: list[RenderableType] = []
     if totals:
-        tokens = sum(row["tokens"] for row in totals) or 1
-        rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
-        parts.append(
-            table(rows, width, title="ledger: what became of every sampled token", right=["share"])
-        )
+        title = "ledger: what became of every sampled token"
+        parts.append(table(with_shares(totals), width, title=title, right=["share"]))
     else:
         parts.append(Text("No ledger yet: it is written at the end of a step.", style="dim"))
     parts.append(Text())
     if failed:
-        columns = ("cause", "episodes", "share", "last_step", "example", "error")
-        causes = [
-            {**row, "share": f"{row['share']:.1%}", "example": row["example"][:8]} for row in failed
-        ]
-        rows = [{column: cause[column] for column in columns} for cause in causes]
-        parts.append(table(rows, width, title="failures by cause", right=["share"]))
+        causes: list[dict[str, object]] = []
+        for row in failed:
+            cause: dict[str, object] = {"cause": row["cause"], "episodes": row["episodes"]}
+            cause |= {"share": f"{row['share']:.1%}", "last_step": row["last_step"]}
+            causes.append({**cause, "example": row["example"][:8], "error": row["error"]})
+        parts.append(table(causes, width, title="failures by cause", right=["share"]))
     else:
         parts.append(Text("No episode failed.", style="dim"))
     if any(client.name != HERE for client in clients):

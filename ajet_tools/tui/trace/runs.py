@@ -106,6 +106,7 @@ class RunsScreen(TraceScreen):
         self.verdicts = await self.app.ask(verdicts, runs)
         self.reasons = {}
         ids = [run["run_id"] for run in runs]
+        # configs do not change, so they are read for new runs alone
         if ids != [*self._settings]:
             self._settings = await self.app.ask(differing, ids)
         self.runs = runs
@@ -253,10 +254,6 @@ def _failed(row: RunRow) -> str:
     return ""
 
 
-def _lasted(row: RunRow) -> str:
-    return lasting(seconds_of(row["run"], now()))
-
-
 _COLUMNS: tuple[Column[Any], ...] = (
     Column("name", "name", 14, _name, most=24),
     Column("verdict", "verdict", 14, _verdict, tone=_verdict_tone),
@@ -265,7 +262,7 @@ _COLUMNS: tuple[Column[Any], ...] = (
     Column("train", "train", 14, _train),
     Column("step", "step", 6, lambda row: steps_of(row["run"])),
     Column("failed", "failed", 6, _failed, right=True, tone=lambda row: "bad"),
-    Column("time", "time", 7, _lasted, right=True),
+    Column("time", "time", 7, lambda row: lasting(seconds_of(row["run"], now())), right=True),
     Column("run", "run", 8, lambda row: row["short"], most=12),
 )
 
@@ -307,21 +304,18 @@ def _interval(group: Group) -> str:
 
 def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> Table:
     quiet = quiet_seconds(run, now())
+    note = ""
     if quiet is not None and quiet >= _QUIET:
         note = f"; nothing new for {lasting(quiet)}"
-    else:
-        note = ""
     if run["status"] == "interrupted":
         note = ": its process died without a message"
+    started = ""
     if run["started_at"]:
         started = f"started {run['started_at']:%Y-%m-%d %H:%M:%S} UTC, "
-    else:
-        started = ""
     size = f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens"
+    cpu = ""
     if run["cpu_seconds"]:
         cpu = f", {lasting(run['cpu_seconds'])} of processor time"
-    else:
-        cpu = ""
     rewards: list[tuple[str, float | None]] = [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
     return fields(
         [

@@ -103,9 +103,11 @@ class TraceViewer(ViewerApp):
         if not self.screen_stack:  # the viewer was closed
             return
         screen = self.screen
+        # a screen that comes to the front is not to wait for the pause of another one
         if screen is not self._followed:
             self._followed = screen
             self._refreshed = 0.0
+        # at the end of a run nothing is left to slow down
         if state != self._state and (self._is_due(at) or not state.live):
             self._state = state
             self._changes += 1

@@ -35,6 +35,12 @@ from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.lines import Prompt
 from ajet_tools.tui.widgets.token_text import TokenText, tone_styles
 
+_RANKINGS: Mapping[str, tuple[str, Callable[[TokenView], list[int]]]] = {
+    "lowest": ("log-probability", lowest),
+    "gap": ("trainer's log-probability", widest_gaps),
+}
+"""Jumps to the next token of a ranking, and the value that they need."""
+
 
 class TokensScreen(TraceScreen):
     """Shows a timeline of an episode, with the cursor on `token`."""
@@ -126,6 +132,7 @@ class TokensScreen(TraceScreen):
         assert self.opened is not None
         self.timeline = max(0, min(self.timeline, len(self.opened) - 1))
         self.view = await asyncio.to_thread(timeline_view, self.opened, self.timeline)
+        # rankings are of the timeline before
         self._ranked.clear()
         self.remove_class("empty")
         if keep:
@@ -143,6 +150,7 @@ class TokensScreen(TraceScreen):
     async def _recompute(self, view: TokenView) -> None:
         """Recompute missing advantages from the group."""
         values = await self.app.ask(recomputed_advantages, self.episode_id)
+        # another timeline may be shown by now
         if self.view is view:
             self.view = view.with_advantages(values)
             self.text.update_view(self.view)
@@ -176,48 +184,33 @@ class TokensScreen(TraceScreen):
 
     def action_again(self, back: bool = False) -> None:
         """Repeat the last jump or search, forwards or backwards."""
-        jumps = {
-            "span": self._to_span,
-            "fork": self._to_fork,
-            "lowest": self._to_lowest,
-            "gap": self._to_gap,
-            "match": self._to_match,
-        }
-        jumps[self._last_jump](back)
+        view = self.view
+        if view is None:
+            return
+        here = self.text.cursor
+        jump = self._last_jump
+        if jump in _RANKINGS:
+            what, rank = _RANKINGS[jump]
+            if jump not in self._ranked:
+                self._ranked[jump] = rank(view)
+            place = next_ranked(self._ranked[jump], here, back)
+            self._jump(place, f"no {what} is known in this timeline")
+            return
+        places = self._matches
+        nothing = "no match; / searches"
+        if jump == "span":
+            places = view.span_starts.tolist()
+            nothing = "no token of this timeline is masked in"
+        elif jump == "fork":
+            places = sorted({fork.at for fork in view.forks})
+            nothing = "this timeline has no forks"
+        self._jump(next_place(places, here, back), nothing)
 
     def _jump(self, to: int | None, nothing: str) -> None:
         if to is None:
             self.app.notify(nothing, markup=False, timeout=3)
         else:
             self.text.move(to)
-
-    def _to_span(self, back: bool) -> None:
-        if self.view is not None:
-            starts = self.view.span_starts.tolist()
-            self._jump(
-                next_place(starts, self.text.cursor, back), "no token of this timeline is masked in"
-            )
-
-    def _to_fork(self, back: bool) -> None:
-        if self.view is not None:
-            positions = sorted({fork.at for fork in self.view.forks})
-            self._jump(next_place(positions, self.text.cursor, back), "this timeline has no forks")
-
-    def _to_lowest(self, back: bool) -> None:
-        self._jump_by_rank("log-probability", lowest, back)
-
-    def _to_gap(self, back: bool) -> None:
-        self._jump_by_rank("trainer's log-probability", widest_gaps, back)
-
-    def _jump_by_rank(self, what: str, rank: Callable[[TokenView], list[int]], back: bool) -> None:
-        if self.view is None:
-            return
-        ranked = self._ranked.get(what)
-        if ranked is None:
-            ranked = self._ranked[what] = rank(self.view)
-        self._jump(
-            next_ranked(ranked, self.text.cursor, back), f"no {what} is known in this timeline"
-        )
 
     # Search and positions
 
@@ -249,9 +242,6 @@ class TokensScreen(TraceScreen):
             return
         event.prompt.close()
         self.text.move(position)
-
-    def _to_match(self, back: bool) -> None:
-        self._jump(next_place(self._matches, self.text.cursor, back), "no match; / searches")
 
     # Colours, timelines, other screens
 

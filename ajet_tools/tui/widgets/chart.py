@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from rich.text import Text
 from textual.color import Color
@@ -63,10 +63,12 @@ class Chart(PlotextPlot):
         plt.theme(self._get_plotext_theme_name(self.app.theme))
         plt.frame(False)
         plt.plotsize(width, height)
+        # plotext keeps the size of the figure before
         plt._set_size(width, height)
         shown = thin(panel, width)
-        values = [value for curve in shown.curves for _, value in curve.points]
-        steps = [step for curve in shown.curves for step, _ in curve.points]
+        points = list(chain.from_iterable(curve.points for curve in shown.curves))
+        values = [value for _, value in points]
+        steps = [step for step, _ in points]
         low = min(values)
         high = max(values)
         if high - low <= 1e-9 * max(
@@ -93,6 +95,8 @@ class Chart(PlotextPlot):
             marker = _MARKERS[i % len(_MARKERS)]
             if len(x) > 1:
                 plt.plot(x, y, marker="braille", color=color)
+            # a line of one point is not drawn, and later curves differ by their
+            # marks
             if i % len(_MARKERS) or len(x) == 1:
                 plt.scatter(x, y, marker=marker if i % len(_MARKERS) else "•", color=color)
         return Text.from_ansi(plt.build())

@@ -156,6 +156,7 @@ class ListingTable(RowView, can_focus=True):
         anchor_id = cursor if visible else self.id_at(first)
         self.rows = rows
         self._places = None
+        # the rows of a page may be others now
         self._pages.clear()
         self._failed = False
         follows = top and not self.cursor
@@ -164,10 +165,9 @@ class ListingTable(RowView, can_focus=True):
         else:
             self.cursor = max(0, min(self._place(cursor, self.cursor), rows.count - 1))
         self._measure()
+        down = 0
         if visible:
             down = max(0, self.cursor - self.page_rows + 1)
-        else:
-            down = 0
         self.scroll_to(y=down if top else first + self._place(anchor_id, anchor) - anchor)
         self.redraw()
         self.post_message(self.Moved(self.cursor_id))
@@ -215,6 +215,7 @@ class ListingTable(RowView, can_focus=True):
         self.go_to(self.count - 1 if end else 0)
 
     def action_scroll_left(self) -> None:
+        # a cell at a time would take dozens of keys
         self.scroll_to(x=self.scroll_offset.x - 8)
 
     def action_scroll_right(self) -> None:
@@ -252,6 +253,7 @@ class ListingTable(RowView, can_focus=True):
         self.go_to(index)
         if event.ctrl or at.x < _GUTTER:
             self.action_choose()
+        # a click moves the cursor alone, so that looking around opens nothing
         elif event.chain == 2:
             self.action_open()
 
@@ -338,6 +340,7 @@ class ListingTable(RowView, can_focus=True):
         style = self._style("selected" if id in self.selected else "")
         if index == self.cursor:
             style = self._style("cursor" if self.has_focus else "blurred")
+        # a strip is drawn again once its page has come
         key = (index, row is None, style, id in self.selected)
         strip = self._strips.get(key)
         if strip is None:
@@ -369,6 +372,7 @@ class ListingTable(RowView, can_focus=True):
             while (page := self._next_page()) is not None:
                 rows = self.rows
                 page_rows = await self.fetch(rows, page * PAGE, PAGE)
+                # a sort or a filter came while the page was read
                 if rows is self.rows:
                     self._pages[page] = page_rows
                     self.refresh()
@@ -386,10 +390,9 @@ class ListingTable(RowView, can_focus=True):
             shown = range(first // PAGE, last // PAGE + 1)
         else:
             shown = range(0)
+        around = []
         if shown:
             around = [
                 page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < self.count
             ]
-        else:
-            around = []
         return next((page for page in (*shown, *around) if page not in self._pages), None)

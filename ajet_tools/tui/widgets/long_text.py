@@ -20,7 +20,6 @@ from textual.strip import Strip
 
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import drop_zero_width
-from ajet_tools.tui.widgets.lines import Prompt
 
 
 class LineView(ScrollView):
@@ -130,6 +129,7 @@ class LongText(LineView, can_focus=True):
         self._wrap()
 
     def _wrap(self) -> None:
+        # the line at the top stays there, while its rows change
         line = self._row(self.scroll_offset.y)[0]
         cells = max(4, self.scrollable_content_region.width)
         self._starts = [_row_starts(text, cells) for text in self._lines]
@@ -184,10 +184,9 @@ class LongText(LineView, can_focus=True):
         return ""
 
     def _match(self, line: int, column: int) -> str:
+        match = None
         if self._needle:
             match = self._needle.match(self._lines[line], column)
-        else:
-            match = None
         return match[0] if match else ""
 
     def on_click(self, event: Click) -> None:
@@ -211,10 +210,10 @@ class LongText(LineView, can_focus=True):
         segments = list[Segment]()
         at = start = starts[part]
         end = starts[part + 1] if part + 1 < len(starts) else len(text)
+        # a match may begin in the row before or end in the next one
         match_style = self.get_component_rich_style("long-text--found")
-        if self._needle is None:
-            reach = 0
-        else:
+        reach = 0
+        if self._needle is not None:
             reach = len(self._needle.pattern)
         for match in (
             self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ()
@@ -262,26 +261,6 @@ def _characters(text: str, cells: int) -> int:
         if cells < 0:
             return column
     return len(text)
-
-
-class FindInText:
-    """Actions `find` and `next` of a screen with a `LongText` and a `Prompt`."""
-
-    NOT_FOUND: ClassVar[str] = "not in this text"
-    query_one: Any
-
-    def action_find(self) -> None:
-        self.query_one(Prompt).open("")
-
-    def action_next(self, by: int) -> None:
-        self.query_one(LongText).go(by)
-
-    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
-        matched = self.query_one(LongText).search(event.text)
-        if event.text and not matched:
-            event.prompt.show_error(self.NOT_FOUND)
-        else:
-            event.prompt.close()
 
 
 def fit_text(text: str, width: int, *, right: bool = False) -> str:

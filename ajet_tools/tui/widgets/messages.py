@@ -95,15 +95,13 @@ class Messages(LineView, can_focus=True):
         """
         top, offset = self._position()
         index = {block.key: n for n, block in enumerate(blocks)}
+        top_key = None
         if stay and top < len(self.blocks):
             top_key = self.blocks[top].key
-        else:
-            top_key = None
         chosen = self.chosen.key if stay and self.chosen else None
+        added = 0
         if grown:
             added = len(index.keys() - {block.key for block in self.blocks})
-        else:
-            added = 0
         follows = added and self.cursor == len(self.blocks) - 1
         self.new = self.new + added if grown and not follows else 0
         self.blocks = blocks
@@ -119,6 +117,7 @@ class Messages(LineView, can_focus=True):
         if not self.blocks:
             return
         self.cursor = max(0, min(block, len(self.blocks) - 1))
+        # an estimate above would move the block when it is corrected
         for n in range(max(0, self.cursor - 1), self.cursor + 1):
             self._measure(n)
         start = self._starts[self.cursor]
@@ -257,6 +256,7 @@ class Messages(LineView, can_focus=True):
 
     def action_scroll_end(self) -> None:
         """Go to the end, with the last line at the lower edge."""
+        # the last page has to be exact, else the end is not at the lower edge
         self._measure_lines(len(self.blocks) - 1, -1, self._page)
         self._go(*self._at(max(0, self._starts[-1] - self._page)))
         self.cursor = max(0, len(self.blocks) - 1)
@@ -306,6 +306,7 @@ class Messages(LineView, can_focus=True):
                 content = block.render(markdown=self.markdown, unfolded=unfolded, draw=draw)
                 strips = [Strip(line) for line in console.render_lines(content, options, pad=False)]
             layout = self._laid_out[key] = _Layout(strips, drawings)
+            # the terminal keeps a drawing until it is told to remove it
             if len(self._laid_out) > _CACHED_BLOCKS:
                 _, oldest = self._laid_out.popitem(last=False)
                 oldest.remove()
@@ -326,6 +327,7 @@ class Messages(LineView, can_focus=True):
         if self._needle:
             strip = self._highlight_matches(strip, self._needle)
         gutter = Strip.blank(_GUTTER)
+        # the last line of a block is blank
         if n == self.cursor and offset + 1 < len(strips):
             gutter = Strip(
                 [Segment("▌ ", self.get_component_rich_style("messages--chosen"))], _GUTTER
@@ -335,7 +337,9 @@ class Messages(LineView, can_focus=True):
     def _highlight_matches(self, strip: Strip, needle: re.Pattern[str]) -> Strip:
         """Highlight the matches in a line."""
         text = strip.text
-        cuts = [cell_len(text[:end]) for match in needle.finditer(text) for end in match.span()]
+        cuts: list[int] = []
+        for match in needle.finditer(text):
+            cuts += [cell_len(text[: match.start()]), cell_len(text[: match.end()])]
         if not cuts:
             return strip
         style = self.get_component_rich_style("messages--found")

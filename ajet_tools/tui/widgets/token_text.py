@@ -187,6 +187,7 @@ class TokenText(CursorView, can_focus=True):
         line = int(self.layout_shown.line_of[holder]) + lines
         if 0 <= line < len(self.layout_shown.lines):
             token = self.layout_shown.token_at(line, goal)
+            # without this the cursor would stay in the token
             if token == holder:  # a token of several lines
                 token = max(0, min(len(self._labels) - 1, token + lines))
             self.move(token)
@@ -234,6 +235,7 @@ class TokenText(CursorView, can_focus=True):
                 style = Style.parse("bold reverse" if plain_cursor else _MATCH)
             else:
                 style = self._tones[levels[codes[token]].tone]
+            # one segment for neighbours of one style: thousands of tokens are drawn
             if style is not run_style and run:
                 segments.append(Segment("".join(run), run_style))
                 run = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime, timedelta, timezone
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import bootstrap, concordance, kappa, rank_correlation
 from ajet_sdk.judges.evaluate import evaluate, labelled_row
 from ajet_sdk.judges.llm import read_examples
-from ajet_sdk.types import Episode
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, Feedback, Reward, Run
 from ajet_tools.cli.app import app
 from tests.sdk.judges.test_llm_judge import answers, judging, verdict
 
+AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 FLOATS = st.lists(st.integers(0, 4).map(float), min_size=2, max_size=12)
 
 
@@ -159,6 +162,25 @@ def test_the_command(tmp_path: Path) -> None:
         app, ["judge", "eval", f"{tmp_path / 'own.py'}:broken", "--labels", str(path)]
     )
     assert failed.exit_code == 1 and "No verdict" in failed.output
+
+
+def test_labels_of_a_trace_are_scores_of_people_or_else_rewards(tmp_path: Path) -> None:
+    def labelled_by() -> tuple[str, list[float]]:
+        arguments = ["judge", "eval", "regex:yes", "--labels", str(tmp_path), "--repeats", "1"]
+        found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+        return found["labels"], [label for _, label, _ in found["scores"]]
+
+    outcomes = {"right": (1.0, "succeeded"), "wrong": (0.0, "succeeded"), "broken": (0.5, "failed")}
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Run(run_id="r", status="finished"))
+        for at, (episode_id, (reward, status)) in enumerate(outcomes.items()):
+            episode = Episode(episode_id=episode_id, run_id="r", output="yes", status=status)  # type: ignore[arg-type]
+            times = {"started_at": AT + timedelta(minutes=at), "rewards": (Reward(value=reward),)}
+            writer.put(episode.model_copy(update=times))
+    assert labelled_by() == ("reward", [1.0, 0.0]), "a failed episode has no reward that counts"
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Feedback(episode_id="wrong", score=0.75))
+    assert labelled_by() == ("feedback", [0.75])
 
 
 def test_calls_of_verdicts_that_failed_are_counted() -> None:

@@ -320,9 +320,7 @@ def test_what_is_left_out_is_counted(trace: Path) -> None:
     assert sorted(left_out.values()) == [2, 2], "of a validation task and of its near copy"
     assert counts("--split", "val") == (2, {})
     assert counts("--include-validation")[0] == 12
-    refused = ajet(
-        "trace", "export", trace, "--episode", "e5-0", "--out", "none.jsonl", code=2
-    ).output
+    refused = ajet("trace", "export", trace, "e5-0", "--out", "none.jsonl", code=2).output
     assert "left out: 1 validation episodes" in " ".join(refused.split())
     assert not Path("none.jsonl").exists()
     grown = expanded("harder")

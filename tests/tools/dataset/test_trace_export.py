@@ -876,7 +876,6 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
         (["trace.duckdb", "--rubric", "Good."], "--model NAME@URL"),
         (["trace.duckdb", "--rubric", "rubric.md"], "there is no file rubric.md"),
         (["bad.jsonl"], "bad.jsonl line 2"),
-        (["trace.duckdb", "--from", "pigeon"], "there is no import format"),
     ],
 )
 def test_a_mistake_is_one_message_and_leaves_no_file(

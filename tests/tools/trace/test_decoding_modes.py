@@ -86,7 +86,6 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
         "trace",
         "export",
         str(runs),
-        "--run",
         "two",
         "--include-validation",
         "--filter",
@@ -111,7 +110,7 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     )
 
     def splits(*options: str) -> Counter[str]:
-        arguments = ["trace", "export", str(runs), "--run", "one", "--include-validation", *options]
+        arguments = ["trace", "export", str(runs), "one", "--include-validation", *options]
         lines = CliRunner().invoke(app, arguments).stdout.splitlines()
         return Counter(json.loads(line)["split"] for line in lines)
 

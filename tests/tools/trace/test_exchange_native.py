@@ -317,7 +317,7 @@ def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
         import_files([_small(tmp_path / "a.duckdb")], tmp_path / "x.duckdb")
     unknown = tmp_path / "unknown.txt"
     unknown.write_text("hello\n")
-    with pytest.raises(ConfigError, match="unknown format; name it with --from"):
+    with pytest.raises(ConfigError, match="unknown format; name it to"):
         import_files([unknown], tmp_path / "y.duckdb")
     assert not (tmp_path / "y.duckdb").exists(), "no trace is made of what is not read"
 

@@ -163,7 +163,7 @@ async def test_it_ends_with_the_process_that_started_it(training_trace: Path) ->
 
 
 def started(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A short run of the starter project with `--with-logview`."""
+    """A short debug run of the starter project with `--with-logview`."""
     subprocess.run(
         [sys.executable, "-m", "ajet", "init", "demo"],
         cwd=directory,
@@ -178,18 +178,17 @@ def started(directory: Path, **environment: str) -> subprocess.CompletedProcess[
         "agent.py:exact",
         "--tasks",
         "tasks.jsonl",
-        "--limit",
-        "1",
     ]
     return subprocess.run(
         [
             sys.executable,
             "-m",
             "ajet",
-            "run",
+            "train",
             *named,
-            "--model",
-            "replies.py:reply",
+            "--backbone",
+            "debug",
+            "ajet.model.scripted=replies.py:reply",
             "--with-logview",
         ],
         cwd=directory / "demo",
@@ -215,6 +214,6 @@ def test_with_logview_that_fails_is_one_warning(tmp_path: Path) -> None:
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('gone', name='textual_serve')")
     done = started(tmp_path, PYTHONPATH=os.pathsep.join([str(broken.parent), str(Path.cwd())]))
-    assert done.returncode == 0 and "Mean reward" in done.stdout
+    assert done.returncode == 0 and "What is 17 + 25?" in done.stdout
     assert done.stderr.count("the viewer did not start") == 1, done.stderr
     assert "pip install" in done.stderr and "Traceback" not in done.stderr
