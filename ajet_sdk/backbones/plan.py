@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
+_LOCAL = "ajet_sdk.backbones.shared.fit_local"
+"""Loaded where it is used: it needs torch, and the plan of a cluster only a config.json."""
 USUAL_MEMORY = 80 * GB
 """Of a GPU of a cluster (A100, H100), where it is not known."""
 _MOST_NODES = 16
@@ -37,9 +40,8 @@ def plan(
     Raises ConfigError for another backbone.
     """
     if config.backbone == "local":
-        from ajet_sdk.backbones.shared.fit_local import fit_local  # loads torch
-
-        return fit_local(config, shape, memory, longest)
+        made: Fit = import_module(_LOCAL).fit_local(config, shape, memory, longest)
+        return made
     common = config.trainer_common
     total = common.nnodes * common.n_gpus_per_node
     if config.backbone == "verl":

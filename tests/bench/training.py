@@ -137,7 +137,10 @@ def lora_sampling() -> Figure:
     """Sampled tokens with an adapter on a model of more than 20M parameters."""
     adapted = add_adapter(model(hidden=512, layers=8), 16, 32, "all-linear").eval()
     tokenizer = SimpleNamespace(
-        eos_ids=frozenset[int](), is_special=lambda _: False, token_bytes=lambda _: b"x"
+        eos_ids=frozenset[int](),
+        is_special=lambda _: False,
+        token_bytes=lambda _: b"x",
+        pictures=None,
     )
     sampler = LocalSampler(adapted, cast("Any", tokenizer), model_name="m", max_model_len=512)
     prompt, replies, length = list(range(64)), 8, 64

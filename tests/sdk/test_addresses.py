@@ -246,7 +246,7 @@ def test_generated_datasets_name_their_endpoint_without_it(tmp_path: Path) -> No
     directory.compare(facts)
     write_card(
         tmp_path / "out",
-        [{"question": "q", "answer": "a"}],
+        {"train": [{"question": "q", "answer": "a"}]},
         Facts(parameters=facts, notes=[f"asked {url}"]),
     )
     for file in (tmp_path / "out").rglob("*"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +44,8 @@ class Keep:
             self._reject(block, rejected, "not matching the expression")
             indices = [index for index in indices if index in matching]
         if self.judge is not None:
+            import asyncio  # a filter without a judge starts faster
+
             indices = asyncio.run(self._verified(block, indices, self.judge))
         return indices
 
@@ -56,6 +57,8 @@ class Keep:
             self.on_left_out(block.take(indices), reason)
 
     async def _verified(self, block: Block, indices: Sequence[int], judge: Verifier) -> list[int]:
+        import asyncio
+
         rows = list(block.rows())
         kept: list[int] = []
         for start in range(0, len(indices), _AT_ONCE):

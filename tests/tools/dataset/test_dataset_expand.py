@@ -217,7 +217,7 @@ def test_whatever_ends_a_process_its_rows_stay_and_no_reply_is_paid_for_twice(
         await pipeline.aclose()
         return pipeline.result
 
-    for number in range(1, 40):
+    for number in range(1, 200):  # how far one gets depends on the machine
         result = asyncio.run(killed(1 + number % 7))
         assert result.train[: len(rows)] == rows, "what was accepted stays, in its order"
         rows = list(result.train)
