@@ -318,9 +318,9 @@ class Config(Section):
         if rollout.carry_over and rollout.max_staleness < (rollout.carry_over + 1) * updates:
             raise wrong(
                 "rollout.carry_over",
-                f"needs a rollout.max_staleness of at least {(rollout.carry_over + 1) * updates}"
-                f" {{got}}, it is {rollout.max_staleness}: a group that is carried over grows older"
-                " by the updates of each step, and sampling has to be a step ahead",
+                f"is too large {{got}} for rollout.max_staleness: {rollout.max_staleness}, which has"
+                f" to be at least {(rollout.carry_over + 1) * updates}: a group that is carried over"
+                " grows older by the updates of each step, and sampling has to be a step ahead",
             )
         if rollout.trained_models == "separate":
             self._check_separate_models()

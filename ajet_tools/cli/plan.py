@@ -108,10 +108,13 @@ class PlanResult(Result):
             for card in made.cards
         ]
         out.print(table(rows, out.width))
-        say(
-            f"{made.engines} {'engine' if made.engines == 1 else 'engines'}, each with room for"
-            f" {made.kv_tokens:,} tokens: {made.kv_tokens // max(1, length)} conversations at once"
-        )
+        if made.kv_tokens:
+            engines = "1 engine" if made.engines == 1 else f"{made.engines} engines, each"
+            at_once = made.kv_tokens // max(1, length)
+            say(
+                f"{engines} with room for keys and values of {made.kv_tokens:,} tokens:"
+                f" {at_once} conversations at once"
+            )
         if not made.problems:
             say("It fits. (An estimate: leave some GB of each GPU free.)")
             return
