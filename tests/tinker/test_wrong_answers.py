@@ -4,6 +4,8 @@ wrong."""
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,8 +141,23 @@ def test_a_wrong_sample_is_a_fault_of_the_service(
 
 
 def test_an_account_without_credit_is_said(wrong: SdkService, tampering: Tampering) -> None:
+    """Also if another session of the process, whose service is gone, complains all the time."""
     weights = wrong.publish()
     tampering.unpaid = True
-    with pytest.raises(EngineUnavailable, match="credit") as caught:
-        sample(wrong, weights)
+    is_over = threading.Event()
+
+    def complain() -> None:
+        while not is_over.wait(0.02):
+            logging.getLogger("tinker.lib").warning(
+                "Session heartbeat failed for 120 seconds for session of-another."
+            )
+
+    complaining = threading.Thread(target=complain)
+    complaining.start()
+    try:
+        with pytest.raises(EngineUnavailable, match="credit") as caught:
+            sample(wrong, weights)
+    finally:
+        is_over.set()
+        complaining.join()
     assert wrong.name in str(caught.value)

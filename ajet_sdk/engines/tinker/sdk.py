@@ -276,6 +276,9 @@ class Session:
                 return
 
 
+_HEARTBEAT = "Session heartbeat failed"
+
+
 class _Warnings(logging.Handler):
     """Keeps the newest warning of the SDK, which retries without an error."""
 
@@ -284,7 +287,10 @@ class _Warnings(logging.Handler):
         self.newest = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.newest = record.getMessage()[:500]
+        message = record.getMessage()[:500]
+        # The heartbeat of any session in the process, which is no answer to a request of this one.
+        if not (self.newest and message.startswith(_HEARTBEAT)):
+            self.newest = message
 
 
 class SdkService:
