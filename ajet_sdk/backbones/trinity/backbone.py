@@ -200,7 +200,9 @@ class _Run(ClusterRun):
             return
         this = asyncio.current_task()
         assert this is not None
-        feeding = self.clients.feed(config, open_handover(self.job.run_id), progress, this)
+        # The actor ends with this name, and the last step may wait there for the runners.
+        handover = open_handover(self.job.run_id)
+        feeding = self.clients.feed(config, handover, progress, this)
         await all_of([asyncio.create_task(training), asyncio.create_task(feeding)])
 
     async def _validate(self, model: Path) -> None:
