@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.backbones.shared.steps import resume_at, saved_step
+from ajet_sdk.backbones.trinity.reports import first_batch, read_reports, write_report
+from ajet_sdk.cluster.mailbox import TrainedMessage
+from ajet_sdk.errors import ConfigError
 
 
 def checkpoints(directory: Path, *whole: int, handed_over: int) -> None:
@@ -46,3 +49,28 @@ def test_a_number_that_was_cut_off_before_the_first_checkpoint_is_a_run_without_
     (tmp_path / "latest_checkpointed_iteration.txt").touch()
     assert resume_at(tmp_path) == 0
     assert not (tmp_path / "latest_checkpointed_iteration.txt").exists(), "Trinity would read it"
+
+
+def taken(step: int, *places: tuple[int, int]) -> TrainedMessage:
+    groups = [{"batch": batch, "position": position, "episodes": []} for batch, position in places]
+    return {"step": step, "calls": [], "groups": groups}  # type: ignore[typeddict-item]
+
+
+def test_the_explorer_begins_with_the_first_batch_that_has_groups_to_train(tmp_path: Path) -> None:
+    """The second group of the first batch is late; the first step took one of the second batch."""
+    for report in (taken(1, (1, 0), (2, 0)), taken(2, (2, 1), (3, 0)), taken(3, (1, 1), (3, 1))):
+        write_report(tmp_path, report)
+    assert [first_batch(read_reports(tmp_path, n), n, 2, carry_over=2) for n in (1, 2, 3)] == [
+        0,
+        0,
+        3,
+    ]
+    assert first_batch([], 4, 2, carry_over=2) == 4, "a run of before there were reports"
+
+
+def test_a_run_that_carried_groups_over_is_not_resumed_without_it() -> None:
+    """It would train one group twice, and another never. A group that was lost is no such one."""
+    carried = [taken(1, (1, 0), (2, 0))]
+    with pytest.raises(ConfigError, match=r"rollout\.carry_over"):
+        first_batch(carried, 1, 2, carry_over=0)
+    assert first_batch([taken(1, (1, 0))], 1, 2, carry_over=0) == 1

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import yaml
 
 from ajet_sdk.backbones.shared.mapping import Place
-from ajet_sdk.backbones.shared.steps import total_steps
-from ajet_sdk.backbones.shared.swarm import CARRIED_BY_CLIENTS
+from ajet_sdk.backbones.shared.steps import check_job, total_steps
 from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.cluster.code import INSTALL, package_code
 from ajet_sdk.cluster.mailbox import namespace_of
@@ -57,10 +56,7 @@ def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]
 
     Raises ConfigError.
     """
-    if not job.train and job.swarm is None:
-        raise ConfigError("there is no training task; see task_reader")
-    if job.swarm is not None and job.config.rollout.carry_over:
-        raise ConfigError(CARRIED_BY_CLIENTS)
+    check_job(job)
     job = replace(job, config=config_for_cluster(job))
     total = total_steps(job.config, len(job.train))
     with Loggers.of(job, writer, total) as loggers:

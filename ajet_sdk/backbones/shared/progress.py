@@ -177,7 +177,10 @@ class Progress:
     def _log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a finished training step: the `metrics` of the trainer and those of its episodes."""
         self._steps = max(self._steps, step)
-        part = self._taken.pop(step, None) or self._parts.pop((step, "train"), None)
+        if self._regroups:
+            part = self._taken.pop(step, None)
+        else:
+            part = self._parts.pop((step, "train"), None)
         if part is not None:
             totals = part.totals("train", self._failure_reward)
         else:

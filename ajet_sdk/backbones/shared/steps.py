@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ajet_sdk.config.trainer_schema import Estimator
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Engine, Sampling, Tokenizer
@@ -34,6 +35,19 @@ if TYPE_CHECKING:
 
 WITHOUT_END = 1_000_000
 """Steps of a run whose tasks are its clients', unless the config limits them."""
+
+
+def check_job(job: Job) -> None:
+    """Raise ConfigError for a job without tasks, or with a key that a swarm's server has no use
+    for."""
+    if job.swarm is None and not job.train:
+        raise ConfigError("there is no training task; see task_reader")
+    if job.swarm is not None and job.config.rollout.carry_over:
+        raise ConfigError(
+            "rollout.carry_over is for runs that sample their own tasks: a swarm's step takes the"
+            " groups that end first anyway, and with max_staleness above 0 the others go on; remove"
+            " the key"
+        )
 
 
 def total_steps(config: Config, tasks: int) -> int:

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Engine, Job
     from ajet_sdk.trace.writer import TraceWriter
 
-CARRIED_BY_CLIENTS = (
-    "rollout.carry_over is for runs that sample their own tasks: a swarm's step takes the groups that"
-    " end first anyway, and with max_staleness above 0 the others go on; remove the key"
-)
 SECRET = "swarm.secret"
 """File in the experiment's directory that signs the keys of episodes."""
 CLAIMED = "swarm.claimed.jsonl"

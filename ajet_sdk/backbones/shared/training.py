@@ -21,15 +21,16 @@ from ajet_sdk.backbones.shared.steps import (
     StepBatch,
     StepSource,
     book_unfinished,
+    check_job,
     samples_of,
     total_steps,
 )
 from ajet_sdk.backbones.shared.stored import StoredSteps, open_stored
-from ajet_sdk.backbones.shared.swarm import CARRIED_BY_CLIENTS, SwarmSteps
+from ajet_sdk.backbones.shared.swarm import SwarmSteps
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
 from ajet_sdk.config.trainer_schema import Estimator
-from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.determinism import in_order, step_hash
@@ -84,10 +85,7 @@ async def train(
 ) -> TunedModel:
     """Open the model and its teacher, train, and close them. Raises ConfigError."""
     config = job.config
-    if not job.train and job.swarm is None:
-        raise ConfigError("there is no training task; see task_reader")
-    if job.swarm is not None and config.rollout.carry_over:
-        raise ConfigError(CARRIED_BY_CLIENTS)
+    check_job(job)
     stored_steps = open_stored(job)
     stored, replay = (
         (stored_steps, None) if config.trainer_common.algorithm.stored else (None, stored_steps)

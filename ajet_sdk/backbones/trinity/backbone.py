@@ -33,7 +33,7 @@ from ajet_sdk.backbones.trinity.launch import (
 )
 from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, check, is_on_cpu, to_trinity
-from ajet_sdk.backbones.trinity.reports import read_reports, reports_of, taken_groups
+from ajet_sdk.backbones.trinity.reports import first_batch, read_reports, reports_of
 from ajet_sdk.backbones.trinity.without_vllm import HOOK, install
 from ajet_sdk.cluster.code import INSTALL
 from ajet_sdk.cluster.mailbox import open_mailbox
@@ -224,14 +224,12 @@ class _Run(ClusterRun):
         """Resume from the newest checkpoint, also in Trinity's explorer, with new logs."""
         step = resume_at(place.directory)
         reports = read_reports(reports_of(place.directory), step)
+        size = self.config.data.train_batch_size
+        begin = first_batch(reports, step, size, self.config.rollout.carry_over)
         self.roll_back(step, kept, reports)
         place.directory.mkdir(parents=True, exist_ok=True)
         if (logs := place.directory / "log").is_dir():
             logs.rename(place.directory / f"log.{len(list(place.directory.glob('log.*'))) + 1}")
-        size = self.config.data.train_batch_size
-        begin = step
-        if self.config.rollout.carry_over:  # with the first batch that has groups to train
-            begin = taken_groups(reports, step, size).whole
         position = {"current_index": begin * size}
         state = {"latest_iteration": begin, "taskset_states": [position]}
         write_whole(place.directory / "explorer_meta.json", json.dumps(state))

@@ -95,7 +95,8 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
             }
             real.append(filler)
         for experience in real:
-            experience.info |= {"step_size": len(real), "groups": groups}
+            experience.info["step_size"] = len(real)
+        real[0].info["groups"] = groups
         return real, {"timelines": float(timelines)}
 
     @classmethod
@@ -173,7 +174,9 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
                 experience.advantages = torch.zeros_like(experience.advantages)
             rows += [{**call, "outcome": outcome} for call in trained]
         weigh(batch, self.ranks, self._aggregation, self._loss_length)
-        groups: list[TakenGroup] = first.info.get("groups", [])
+        groups: list[TakenGroup] = []
+        for experience in batch:
+            groups += experience.info.get("groups", [])
         report = TrainedMessage(step=step, calls=rows, groups=groups)
         if self._reports:
             await asyncio.to_thread(write_report, Path(self._reports), report)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.carry_over import GroupPlace, TakenGroups
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -34,6 +35,24 @@ def read_reports(directory: Path, last_step: int) -> list[TrainedMessage]:
         json.loads(path.read_text()) for path in sorted(directory.glob("step_*.json"))
     ]
     return [report for report in reports if report["step"] <= last_step]
+
+
+def first_batch(
+    reports: Sequence[TrainedMessage], last_step: int, size: int, carry_over: int
+) -> int:
+    """The number of batches that are trained wholly after a step, behind which the explorer goes
+    on.
+
+    Raises ConfigError without a `carry_over`, if groups of later batches are among the trained.
+    """
+    if carry_over:
+        return taken_groups(reports, last_step, size).whole
+    if any(group["batch"] > last_step for report in reports for group in report["groups"]):
+        raise ConfigError(
+            "rollout.carry_over: 0; the run trained groups of later batches, which would be trained"
+            " again, and others never; resume with the carry_over that it had"
+        )
+    return last_step
 
 
 def taken_groups(reports: Sequence[TrainedMessage], last_step: int, size: int) -> TakenGroups:
